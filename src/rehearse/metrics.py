@@ -1,0 +1,158 @@
+"""What a run achieved, as pure functions of its accuracy matrix.
+
+Throughout, ``matrix[i][j]`` = a(i, j) is the accuracy on task j's test set after learning task i, for T
+tasks: an array of T × T, tasks counted from 0. No function reads an entry above the diagonal (j > i: tasks
+not yet learned), so those may be nan. What is undefined is nan (forgetting after a single task, say); an
+entry that is nan makes whatever reads it nan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rehearse.errors import InvalidInput
+
+Array: TypeAlias = NDArray[np.float64]
+Forgetting = Literal["chaudhry18", "lopez-paz17", "first-last", "all-tasks"]
+
+
+def average_accuracy(matrix: ArrayLike) -> float:
+    """Mean accuracy over all tasks after the last one: (1/T) Σ_j a(T, j).
+
+    Lopez-Paz & Ranzato 2017, "Gradient Episodic Memory for Continual Learning" (their ACC); the paper's
+    accuracy.
+    """
+    return _mean(_square(matrix)[-1])
+
+
+def pooled_accuracy(matrix: ArrayLike, sizes: Sequence[int]) -> float:
+    """Accuracy over all test examples thrown together, after the last task: Σ_j n_j a(T, j) / Σ_j n_j.
+
+    ``sizes`` are the n_j, the test sets' sizes. It differs from the average where the test sets differ in
+    size, as those of Split MNIST do.
+    """
+    final = _square(matrix)[-1]
+    weights = np.asarray(sizes, dtype=np.float64)
+    if weights.shape != final.shape or not (weights > 0).all():
+        raise InvalidInput(f"sizes must be {len(final)} positive numbers, one a task; got {sizes!r}")
+    return float(weights @ final / weights.sum())
+
+
+def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> float:
+    """What was once known and is known no more, averaged over tasks; lower is better.
+
+    ``chaudhry18``: (1/(T−1)) Σ_{j<T} [max_{j≤i≤T} a(i, j) − a(T, j)]. The best accuracy on a task minus the
+    final one (Chaudhry et al. 2018, "Riemannian Walk for Incremental Learning"), the last task left out. As
+    in the published program of Aljundi et al. 2019 the maximum includes the final accuracy, so that it is
+    never negative; Chaudhry et al. take it over i < T, where a task that ends at its best counts as negative
+    forgetting.
+
+    ``lopez-paz17``: (1/(T−1)) Σ_{j<T} [a(j, j) − a(T, j)], which is minus the backward transfer.
+
+    ``first-last``: the same number, under the name by which other libraries describe it (first accuracy minus
+    last).
+
+    ``all-tasks``: as ``chaudhry18``, but averaged over all T tasks, the last one's 0 included: (T−1)/T of it.
+    The published program does so for the hybrid of autoencoder and replay.
+    """
+    a = _square(matrix)
+    if definition not in get_args(Forgetting):
+        raise InvalidInput(f"definition must be one of {', '.join(get_args(Forgetting))}; got {definition!r}")
+    if definition in ("lopez-paz17", "first-last"):
+        return -backward_transfer(a)
+    drops = np.array([a[task:, task].max() - a[-1, task] for task in range(len(a))])
+    return _mean(drops if definition == "all-tasks" else drops[:-1])
+
+
+def backward_transfer(matrix: ArrayLike) -> float:
+    """How later tasks changed earlier ones: (1/(T−1)) Σ_{j<T} [a(T, j) − a(j, j)]; negative when they harmed.
+
+    Lopez-Paz & Ranzato 2017 (their BWT).
+    """
+    a = _square(matrix)
+    return _mean((a[-1] - a.diagonal())[:-1])
+
+
+def learning_accuracy(matrix: ArrayLike) -> float:
+    """Mean accuracy on each task right after learning it: (1/T) Σ_j a(j, j).
+
+    Riemer et al. 2019, "Learning to Learn without Forgetting by Maximizing Transfer and Minimizing
+    Interference".
+    """
+    return _mean(_square(matrix).diagonal())
+
+
+def accuracy_seen(matrix: ArrayLike) -> Array:
+    """Accuracy on the tasks seen so far, after each task: A_i = (1/i) Σ_{j≤i} a(i, j), one value a task.
+
+    The curve of Figure 4 in Aljundi et al. 2019. Its last value is the average accuracy.
+    """
+    a = _square(matrix)
+    return np.array([_mean(a[task, : task + 1]) for task in range(len(a))])
+
+
+def anytime_accuracy(matrix: ArrayLike) -> float:
+    """Accuracy on the tasks seen so far, averaged over the checkpoints: (1/T) Σ_i A_i of `accuracy_seen`.
+
+    What one may expect of a learner that is stopped after a task chosen at random; the "average incremental
+    accuracy" of Rebuffi et al. 2017, "iCaRL: Incremental Classifier and Representation Learning", and the
+    "average anytime accuracy" of Caccia et al. 2022, "New Insights on Reducing Abrupt Representation Change
+    in Online Continual Learning", with one checkpoint a task.
+    """
+    return _mean(accuracy_seen(matrix))
+
+
+@dataclass(slots=True)
+class Prequential:
+    """Test-then-train accuracy of a stream without evaluation sets: (1/n) Σ_i [ŷ_i = y_i].
+
+    Every example is predicted before it is learned, so the stream is its own test set. Dawid 1984,
+    "Statistical Theory: The Prequential Approach"; Gama et al. 2013, "On evaluating stream learning
+    algorithms".
+
+    >>> running = Prequential()
+    >>> running.add([1, 0, 2], [1, 1, 2])
+    >>> running.add([0], [0])
+    >>> running.accuracy
+    0.75
+    """
+
+    correct: int = 0
+    seen: int = 0
+
+    def add(self, predicted: Any, target: Any) -> None:
+        """Count a batch of predicted labels against what came."""
+        guesses, truth = np.asarray(predicted), np.asarray(target)
+        if guesses.shape != truth.shape or guesses.ndim != 1:
+            raise InvalidInput(
+                f"predicted and target must be two rows of labels of one length; got shapes {guesses.shape} "
+                f"and {truth.shape}"
+            )
+        self.correct += int((guesses == truth).sum())
+        self.seen += len(truth)
+
+    @property
+    def accuracy(self) -> float:
+        """So far; nan before the first example."""
+        return self.correct / self.seen if self.seen else float("nan")
+
+
+def _square(matrix: ArrayLike) -> Array:
+    try:
+        a = np.asarray(matrix, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"the accuracy matrix must be T × T numbers: {error}") from error
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
+        raise InvalidInput(
+            f"the accuracy matrix must be T × T, a row and a column a task; got shape {a.shape}"
+        )
+    return a
+
+
+def _mean(values: Array) -> float:
+    return float(values.mean()) if values.size else float("nan")

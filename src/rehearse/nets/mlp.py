@@ -1,0 +1,43 @@
+"""The multilayer perceptron of the paper's MNIST experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from rehearse.errors import InvalidInput
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them, ``head`` the last: x → Linear → ReLU → … → Linear.
+
+    The defaults are those of Split and Permuted MNIST in Aljundi et al. 2019, "Online Continual Learning with
+    Maximally Interfered Retrieval" (appendix: two hidden layers of 400; 478,410 parameters). Inputs of any
+    shape are flattened, so images need no reshaping. Initialisation is torch's own.
+    """
+
+    def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
+        super().__init__()
+        widths = [in_features, *hidden]
+        if min([*widths, classes]) < 1:
+            raise InvalidInput(
+                f"every layer needs at least one unit; got in_features={in_features}, "
+                f"hidden={tuple(hidden)}, classes={classes}"
+            )
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head sees: the last hidden layer, one row an example."""
+        activations: Tensor = self.body(x)
+        return activations
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One logit a class."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
