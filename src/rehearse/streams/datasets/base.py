@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,8 +50,8 @@ def not_found(title: str, lacking: Mapping[Path, Sequence[str]], advice: str) ->
     return DataError(f"{title} is not there: {'; '.join(partly) or looked}. {advice}")
 
 
-def digest(content: Any, algorithm: str) -> str:
-    """The checksum of bytes (or of anything that exposes its bytes), in hexadecimal."""
+def digest(content: bytes, algorithm: str) -> str:
+    """The checksum of bytes, in hexadecimal."""
     return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
 
 
@@ -64,8 +63,8 @@ def read_file(path: Path, advice: str) -> bytes:
         raise DataError(f"{path} cannot be read ({problem.strerror}); {advice}") from problem
 
 
-def check_content(path: Path, content: Any, size: int, checksum: str, advice: str) -> None:
-    """Refuse bytes that are not the published ones; ``checksum`` is "algorithm:hexadecimal".
+def check_content(path: Path, content: bytes, size: int, checksum: str, advice: str) -> None:
+    """Refuse bytes that are not the published ones.
 
     Every loaded byte is checked, every time: it costs a fraction of a second, and every number depends on it.
     """
@@ -74,7 +73,15 @@ def check_content(path: Path, content: Any, size: int, checksum: str, advice: st
             f"{path} holds {len(content):,} bytes and should hold {size:,}: it is truncated, half downloaded "
             f"or another file; {advice}"
         )
+    check_digest(path, content, checksum, advice)
+
+
+def check_digest(path: Path, content: bytes, checksum: str, advice: str) -> None:
+    """Refuse bytes that have not the checksum, which is "algorithm:hexadecimal"."""
     algorithm, expected = checksum.split(":")
     found = digest(content, algorithm)
     if found != expected:
-        raise DataError(f"{path} is corrupted: its {algorithm} is {found} and should be {expected}; {advice}")
+        raise DataError(
+            f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: its {algorithm} is "
+            f"{found} and should be {expected}; {advice}"
+        )

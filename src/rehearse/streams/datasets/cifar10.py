@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rehearse.errors import DataError
-from rehearse.streams.datasets.base import Dataset, check_content, digest, not_found, read_file, search_path
+from rehearse.streams.datasets.base import (
+    Dataset,
+    check_content,
+    check_digest,
+    not_found,
+    read_file,
+    search_path,
+)
 
 IMAGE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
@@ -95,13 +102,7 @@ def read_binary(path: Path, checksum: str) -> tuple[NDArray[np.uint8], NDArray[n
 def read_python(path: Path, checksum: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Pixels and labels of a pickled file, which is not unpickled before its checksum is found right."""
     content = read_file(path, ADVICE)
-    algorithm, expected = checksum.split(":")
-    found = digest(content, algorithm)
-    if found != expected:
-        raise DataError(
-            f"{path} ({len(content):,} bytes) is truncated or corrupted: its {algorithm} is {found} and "
-            f"should be {expected}; {ADVICE}"
-        )
+    check_digest(path, content, checksum, ADVICE)
     record = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
     pixels, labels = np.asarray(record[b"data"]), np.asarray(record[b"labels"])
     if pixels.shape != (ROWS, PIXELS) or pixels.dtype != np.uint8 or labels.shape != (ROWS,):

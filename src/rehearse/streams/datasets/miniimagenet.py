@@ -34,9 +34,9 @@ LISTS = MappingProxyType(
     }
 )
 ADVICE = (
-    "Mini-ImageNet cannot be downloaded automatically: put its 60,000 JPEG files into DIR/miniimagenet/images/ "
-    "and the lists train.csv, val.csv and test.csv of Ravi & Larochelle (columns filename,label) into "
-    "DIR/miniimagenet/, where DIR is --data-dir or REHEARSE_DATA"
+    "Mini-ImageNet cannot be downloaded automatically: put its 60,000 JPEG files into "
+    "DIR/miniimagenet/images/ and the lists train.csv, val.csv and test.csv of Ravi & Larochelle "
+    "(columns filename,label) into DIR/miniimagenet/, where DIR is --data-dir or REHEARSE_DATA"
 )
 
 

@@ -100,4 +100,4 @@ def read_idx(path: Path, known: IdxFile) -> NDArray[np.uint8]:
 
 
 def _present(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
