@@ -1,1 +1,25 @@
+"""Learn from a stream without forgetting: replay, and choosing what to replay by interference."""
+
+from .batch import Batch
+from .errors import RehearseError
+from .learners import Finetune, Learner, Replay, Step
+from .lookahead import Lookahead
+from .memory import Memory, ReservoirMemory
+from .retrieval import MostInterfered, Uniform
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "Batch",
+    "Finetune",
+    "Learner",
+    "Lookahead",
+    "Memory",
+    "MostInterfered",
+    "RehearseError",
+    "Replay",
+    "ReservoirMemory",
+    "Step",
+    "Uniform",
+    "__version__",
+]

@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from .errors import InvalidInput, InvalidType
 
 Tree: TypeAlias = Any  # Tensor | tuple[Tree, ...] | dict[str, Tree]; mypy has no recursive alias for it
 
@@ -75,3 +78,97 @@ def tree_leaves(tree: Tree) -> list[Any]:
 def tree_concatenate(trees: Sequence[Tree]) -> Tree:
     """Trees of one shape joined along their rows."""
     return tree_map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
+
+
+def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
+    """A batch of the user's arrays or tensors, or a refusal that says what is wrong with them.
+
+    Shares memory with what was given; inputs and targets must be finite and have the same, positive number of rows.
+    ``task`` is an integer for all rows, or one a row.
+    """
+    x = _checked_inputs(x, "x")
+    y = _as_tensor(y, "y")
+    if y.ndim == 0:
+        raise InvalidInput("y is a single value; it must have one entry a row")
+    rows = len(y)
+    if rows == 0:
+        raise InvalidInput("the batch is empty")
+    for leaf in tree_leaves(x):
+        if len(leaf) != rows:
+            raise InvalidInput(f"x has {len(leaf)} rows, y has {rows}")
+    _refuse_non_finite(y, "y")
+    return Batch(x, y, checked_task(task, rows))
+
+
+def checked_inputs(x: Tree) -> Tree:
+    """Inputs alone, for prediction; no rows are allowed here."""
+    x = _checked_inputs(x, "x")
+    lengths = {len(leaf) for leaf in tree_leaves(x)}
+    if len(lengths) != 1:
+        raise InvalidInput(f"the parts of x have different numbers of rows: {sorted(lengths)}")
+    return x
+
+
+def checked_task(task: Any, rows: int) -> Tensor | int | None:
+    if task is None:
+        return None
+    if isinstance(task, bool) or isinstance(task, float | str):
+        raise InvalidType(f"a task is an integer, or one a row; this is {task!r}")
+    values = _as_tensor(task, "task")
+    if values.is_floating_point() or values.dtype == torch.bool:
+        raise InvalidType(f"tasks are integers, these are {values.dtype}")
+    if values.numel() and int(values.min()) < 0:
+        raise InvalidInput(f"task {int(values.min())} is negative; leave the task out (None) where it is unknown")
+    if values.ndim == 0:
+        return int(values)
+    if values.shape != (rows,):
+        raise InvalidInput(f"task has shape {tuple(values.shape)}; give one integer, or one for each of {rows} rows")
+    values = values.long()
+    first = int(values[0])
+    return first if bool((values == first).all()) else values
+
+
+def task_column(task: Tensor | int | None, rows: int) -> Tensor:
+    """One task a row; −1 where it is unknown."""
+    if isinstance(task, Tensor):
+        return task.long().cpu()
+    return torch.full((rows,), -1 if task is None else task)
+
+
+def _checked_inputs(x: Tree, name: str) -> Tree:
+    if isinstance(x, tuple | list) and not (isinstance(x, list) and _is_plain_list(x)):
+        if not x:
+            raise InvalidInput(f"{name} is empty")
+        return tuple(_checked_inputs(part, f"{name}[{i}]") for i, part in enumerate(x))
+    if isinstance(x, Mapping):
+        if not x:
+            raise InvalidInput(f"{name} is empty")
+        for key in x:
+            if not isinstance(key, str):
+                raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
+        return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
+    leaf = _as_tensor(x, name)
+    if leaf.ndim == 0:
+        raise InvalidInput(f"{name} is a single value; it must have one entry a row")
+    _refuse_non_finite(leaf, name)
+    return leaf
+
+
+def _is_plain_list(x: list[Any]) -> bool:
+    return not any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x)
+
+
+def _as_tensor(values: Any, name: str) -> Tensor:
+    try:
+        tensor = values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
+    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
+        raise InvalidType(f"{name} is {tensor.dtype} with layout {tensor.layout}; use dense real numbers")
+    return tensor
+
+
+def _refuse_non_finite(values: Tensor, name: str) -> None:
+    # The sum is finite unless an entry is not (or it overflows, hence the second look): one cheap pass.
+    if values.is_floating_point() and not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+        raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")

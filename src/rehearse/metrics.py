@@ -148,9 +148,7 @@ def _square(matrix: ArrayLike) -> Array:
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the accuracy matrix must be T × T numbers: {error}") from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
-        raise InvalidInput(
-            f"the accuracy matrix must be T × T, a row and a column a task; got shape {a.shape}"
-        )
+        raise InvalidInput(f"the accuracy matrix must be T × T, a row and a column a task; got shape {a.shape}")
     return a
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rehearse.batch import Batch, Tree, tree_leaves, tree_map
+from rehearse.batch import Batch, Tree, checked_task, tree_leaves, tree_map
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.streams.arrays import ArrayStream, Index, Rows, TaskSets, as_rows, as_targets
 from rehearse.streams.base import Scaling, Stream, check_count, check_scaling
@@ -46,23 +46,28 @@ def from_arrays(
         shuffle: whether ``seed`` orders the rows within a task; by default not with ``by="order"``, else yes.
         drop_last: whether a task's last incomplete batch is left out; by default nobody's rows are.
     """
-    inputs, targets = _pair(x, y, "the training data")
+    what = "the training data"
+    inputs, targets = _pair(x, y, what)
     grouping = _grouping(targets, by, tasks, n_tasks, class_order)
     numbered = by != "order" or n_tasks is not None
 
-    def sources(inputs: Tree, targets: Tensor, ids: Any) -> list[Rows]:
-        return [Rows(inputs, targets, rows) for rows in grouping(targets, ids)]
+    def sources(inputs: Tree, targets: Tensor, ids: Any, what: str) -> list[Rows]:
+        groups = grouping(targets, ids)
+        if empty := [task for task, rows in enumerate(groups) if not len(rows)]:
+            raise InvalidInput(f"{what} has no row of task {empty[0]}")
+        return [Rows(inputs, targets, rows) for rows in groups]
 
     sets = {}
     for key, given in (evaluation or {}).items():
         if not isinstance(given, (tuple, list)) or len(given) != (2 if tasks is None else 3):
             wanted = "(x, y)" if tasks is None else "(x, y, tasks)"
             raise InvalidInput(f"the evaluation set {key!r} must be {wanted}")
-        pair = _pair(given[0], given[1], f"the evaluation set {key!r}")
-        sets[key] = TaskSets(sources(*pair, None if tasks is None else given[2]), numbered)
+        what = f"the evaluation set {key!r}"
+        ids = None if tasks is None else given[2]
+        sets[key] = TaskSets(sources(*_pair(given[0], given[1], what), ids, what), numbered)
     return ArrayStream(
         name,
-        sources(inputs, targets, tasks),
+        sources(inputs, targets, tasks, what),
         evaluation=sets,
         n_classes=_count_classes(targets),
         batch_size=batch_size,
@@ -165,19 +170,7 @@ def as_batch(item: Any) -> Batch:
     x = tree_map(_as_tensor, as_rows(_lists_as_tuples(item[0]), "x"))
     y = as_targets(item[1])
     _check_rows(x, y, "a batch")
-    return Batch(x, y, task=_as_task(item[2], len(y)) if len(item) == 3 else None)
-
-
-def _as_task(task: Any, rows: int) -> Tensor | int | None:
-    """One number where all rows are of one task, as a loader that collates tasks row by row leaves it."""
-    if task is None or (isinstance(task, (int, np.integer)) and not isinstance(task, bool)):
-        return None if task is None else int(task)
-    ids = torch.as_tensor(task)
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise InvalidType(f"tasks must be whole numbers, not {ids.dtype}")
-    if ids.ndim > 1 or (ids.ndim == 1 and len(ids) != rows):
-        raise InvalidInput(f"tasks must be one number, or one a row: {tuple(ids.shape)} for {rows} rows")
-    return int(ids.flatten()[0]) if rows and bool((ids == ids.flatten()[0]).all()) else ids.long()
+    return Batch(x, y, task=checked_task(item[2], len(y)) if len(item) == 3 else None)
 
 
 def _lists_as_tuples(tree: Any) -> Any:
@@ -206,17 +199,15 @@ def _evaluation_sets(name: str, given: Any) -> list[Batch]:
 def _pair(x: Any, y: Any, what: str) -> tuple[Tree, Tensor]:
     inputs, targets = as_rows(x, "x"), as_targets(y)
     _check_rows(inputs, targets, what)
-    if not len(targets):
-        raise InvalidInput(f"{what} has no rows")
     return inputs, targets
 
 
 def _check_rows(x: Tree, y: Tensor, what: str) -> None:
-    lengths = {len(leaf) for leaf in tree_leaves(x)}
-    if lengths != {len(y)}:
-        raise InvalidInput(
-            f"{what} has {len(y)} targets and inputs of {' and '.join(map(str, lengths)) or 'no'} rows"
-        )
+    if not len(y):
+        raise InvalidInput(f"{what} has no rows")
+    for leaf in tree_leaves(x):
+        if len(leaf) != len(y):
+            raise InvalidInput(f"{what} has {len(leaf)} rows of inputs and {len(y)} of targets")
 
 
 def _count_classes(y: Tensor) -> int | None:

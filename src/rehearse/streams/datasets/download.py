@@ -33,15 +33,13 @@ class Remote:
 def download(remote: Remote, folder: Path, on_progress: Progress | None = None) -> Path:
     """The file in ``folder``, fetched unless it is there and right.
 
-    Bytes gather in NAME.part, which the next attempt continues; the file gets its name only when its checksum is
-    right, so that a file with a right name is a right file.
+    Bytes gather in NAME.part, which the next attempt continues; the file gets its name only when its checksum
+    is right, so that a file with a right name is a right file.
     """
     import pooch
     import requests
 
-    logging.getLogger(pooch.get_logger().name).setLevel(
-        logging.WARNING
-    )  # what to print is the caller's business
+    pooch.get_logger().setLevel(logging.WARNING)  # what to print is the caller's business
     problems = []
     for address in remote.addresses:
         try:
@@ -74,12 +72,12 @@ class _Continuing:
         have = self._part.stat().st_size if self._part.exists() else 0
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
         with requests.get(url, headers=headers, stream=True, timeout=PATIENCE) as response:
-            if have and not _continues(response, have):
-                if response.status_code != requests.codes.ok:  # it cannot give the rest: start again
-                    self._part.unlink()
-                    return self(url, output_file, pooch)
-                have = 0  # it sends the whole file
+            if have and _cannot_continue(response, have):
+                self._part.unlink()
+                return self(url, output_file, pooch)
             response.raise_for_status()
+            if response.status_code == requests.codes.ok:
+                have = 0  # it sends the whole file, whatever was asked for
             length = response.headers.get("Content-Length")
             total = have + int(length) if length else None
             with self._part.open("ab" if have else "wb") as file:
@@ -94,15 +92,15 @@ class _Continuing:
         return None
 
 
-def _continues(response: Any, have: int) -> bool:
-    """Whether the answer is the rest of the file, from the byte that was asked for."""
-    return response.status_code == 206 and response.headers.get("Content-Range", "").startswith(
-        f"bytes {have}-"
-    )
+def _cannot_continue(response: Any, have: int) -> bool:
+    """Whether the server has no byte there (416), or sends another part (206) than the one asked for."""
+    status: int = response.status_code
+    content_range: str = response.headers.get("Content-Range", "")
+    return status == 416 or (status == 206 and not content_range.startswith(f"bytes {have}-"))
 
 
 def extract(archive: Path, folder: Path) -> list[Path]:
-    """Unpack a tar file into ``folder``; nothing is written unless every member is a plain file or directory in it."""
+    """Unpack a tar file into ``folder``, or refuse it whole: only plain files and directories inside it."""
     try:
         with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder) as temporary:
             files = [member for member in map(_harmless, tar.getmembers()) if member.isfile()]

@@ -1,4 +1,4 @@
-"""What `rehearse data` does: list, fetch, verify, where. Plain values come back; the command line prints them."""
+"""What `rehearse data` does: list, fetch, verify, where. It returns plain values and prints nothing."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def list_data(data_dir: str | PathLike[str] | None = None) -> list[Status]:
 
 
 def verify(name: str, data_dir: str | PathLike[str] | None = None) -> list[Check]:
-    """Every file of a data set against its published checksum. A data set that is not there is a DataError."""
+    """Every file of a data set against its published checksum; one that is not there is an error."""
     return list(_known(name).checks(data_dir))
 
 
 def fetch(
     name: str, data_dir: str | PathLike[str] | None = None, on_progress: Progress | None = None
 ) -> Path:
-    """The folder of the data set, downloaded into the first directory of `where` unless it is there and right."""
+    """The folder of the data set, downloaded into the first place of `where` unless it is there and right."""
     known = _known(name)
     if _right(known, data_dir):
         return known.place(data_dir)

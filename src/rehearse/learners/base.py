@@ -1,0 +1,339 @@
+"""The learner contract, and the few things that every learner does the same way."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate, tree_leaves, tree_map
+from ..compute import (
+    RandomState,
+    evaluation_mode,
+    prepare_unit,
+    resolve_precision,
+    training_mode,
+)
+from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ..lookahead import Gradient, call_arguments, stepped_parameters
+from ..losses import Kind, as_loss
+
+PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one `observe` did, as of its last update.
+
+    The mean loss of the incoming rows and of the recalled ones, before the step; the recalled batch with its slots,
+    or None when nothing was replayed; and its interference scores, highest first, or None when nothing was scored.
+    """
+
+    incoming_loss: float
+    recalled_loss: float | None = None
+    recalled: Batch | None = None
+    interference: Tensor | None = None
+
+
+class Learner(ABC):
+    """A model that learns from a stream, one batch at a time, each batch once.
+
+    `observe` learns, `predict` never changes anything, `state_dict` holds everything: after `load_state_dict` the
+    learner goes on bit for bit. It owns its random numbers; nothing global is changed, and a refused batch leaves
+    everything as it was.
+    """
+
+    task_aware: ClassVar[bool] = False
+    """Whether the method needs to be told the task of each batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss: Any = None,
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        _check_parts(model, optimizer, clip)
+        self.model, self.optimizer = model, optimizer
+        self.loss = as_loss(loss)
+        self.prepare = prepare or prepare_unit
+        self.clip = clip
+        self.computation = resolve_precision(precision, model, self.device)
+        if self.computation.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.random = RandomState(seed)
+        self.task: int | None = None
+        self.kind: Kind | None = self.loss.kind
+        self.rows_observed = 0
+        self._rows_passed = 0
+        self.moves = 0  # steps taken: whatever is derived from the model is as old as this says
+
+    # ------------------------------------------------------------------------------------------------ the contract
+
+    @abstractmethod
+    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+        """Learn from a batch of the stream."""
+
+    def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int], None] | None = None) -> None:
+        """A task begins; ``data`` is all of it, for those who may look ahead. Optional, and nothing by default."""
+
+    def end_task(self) -> None:
+        """The task is over; called before evaluation. Optional, and nothing by default."""
+
+    def predict(self, x: Tree) -> Tensor:
+        """The most likely class of each row (for regression the values, for multi-label streams a boolean each)."""
+        scores = self.scores(x)
+        if self.kind == "values":
+            return scores
+        return scores > 0 if self.kind == "labels" else scores.argmax(1)
+
+    def predict_proba(self, x: Tree) -> Tensor:
+        """The probability of each class: softmax of the scores (sigmoid for multi-label streams)."""
+        if self.kind == "values":
+            raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
+        scores = self.scores(x)
+        return scores.sigmoid() if self.kind == "labels" else scores.softmax(1)
+
+    def scores(self, x: Tree) -> Tensor:
+        """What the model gives for each row, in eval mode."""
+        x = checked_inputs(x)
+        rows = len(tree_leaves(x)[0])
+        parts = [
+            self._evaluate(tree_map(lambda leaf: leaf[start : start + PREDICTION_ROWS], x))
+            for start in range(0, max(rows, 1), PREDICTION_ROWS)
+        ]
+        return torch.cat(parts)
+
+    @property
+    def device(self) -> torch.device:
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    def to(self, device: torch.device | str) -> Learner:
+        """Move model and optimiser state; memories stay where they are and are moved as they are recalled."""
+        self.model.to(device)
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.ndim > 0:
+                    state[name] = value.to(device)
+        return self
+
+    @property
+    def forward_passes(self) -> float:
+        """Rows passed forward through the model for each row observed: what the method costs."""
+        return self._all_rows_passed() / max(self.rows_observed, 1)
+
+    def _all_rows_passed(self) -> int:
+        return self._rows_passed
+
+    # ----------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides what happens next: tensors and plain values only."""
+        return {
+            "learner": type(self).__name__,
+            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "random": dict(self.random.get()),
+            "task": self.task,
+            "kind": self.kind,
+            "rows_observed": self.rows_observed,
+            "rows_passed": self._all_rows_passed(),
+            "moves": self.moves,
+            "own": self._own_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back a `state_dict`; one that does not fit is refused and changes nothing."""
+        if state.get("learner") != type(self).__name__:
+            raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {type(self).__name__}")
+        before = self.state_dict()
+        try:
+            self._load(state)
+        except RehearseError:
+            self._load(before)
+            raise
+        except Exception as problem:
+            self._load(before)
+            raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        _check_optimizer_fits(state["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.random.set(state["random"])
+        self.task, self.kind = state["task"], state["kind"]
+        self.rows_observed, self._rows_passed = state["rows_observed"], state["rows_passed"]
+        self.moves = state["moves"]
+        self._load_own_state(state["own"])
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """What this method holds beyond model, optimiser and random state."""
+
+    @abstractmethod
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        """Take back what `_own_state` gave."""
+
+    # ------------------------------------------------------------------------------------- what observing is made of
+
+    def _accept(self, x: Tree, y: Any, task: Any) -> Batch:
+        """Validate everything first, change nothing."""
+        if self.task_aware and task is None:
+            raise InvalidInput(f"{type(self).__name__} needs to know the task of each batch: observe(x, y, task=...)")
+        return checked_batch(x, y, task)
+
+    def _settle(self, incoming: Batch) -> None:
+        """The batch was learned: note what it tells about the stream."""
+        if isinstance(incoming.task, int):
+            self.task = incoming.task
+        if self.kind is None:
+            self.kind = "values" if incoming.y.is_floating_point() else "classes"
+        self.rows_observed += len(incoming)
+
+    @contextlib.contextmanager
+    def _transaction(self, *, parameters: bool = False) -> Iterator[None]:
+        """Train mode and the learner's own random numbers; after an error everything is put back as it was.
+
+        ``parameters`` says that the block may take more than one step, so that their start must be kept too.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        random, counts = self.random.get(), (self._rows_passed, self.moves)
+        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()} if parameters else {}
+        optimizer = copy.deepcopy(self.optimizer.state_dict()) if parameters else None
+        try:
+            with training_mode(self.model), self.random:
+                yield
+        except BaseException:
+            with torch.no_grad():
+                for name, buffer in self.model.named_buffers():
+                    buffer.copy_(buffers[name])
+                for name, parameter in self.model.named_parameters():
+                    if name in weights:
+                        parameter.copy_(weights[name])
+            if optimizer is not None:
+                self.optimizer.load_state_dict(optimizer)
+            self.random.set(random)
+            self._rows_passed, self.moves = counts
+            self._clear_gradients()
+            raise
+
+    def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """The model's scores for stored or incoming rows; with ``buffers``, those are used and moved instead."""
+        x = self.computation.layout(self.prepare(tree_map(lambda leaf: leaf.to(self.device), x)))
+        arguments, keywords = call_arguments(x)
+        try:
+            with self.computation.autocast(self.device, scoring=False):
+                if buffers is None:
+                    scores = self.model(*arguments, **keywords)
+                else:
+                    scores = functional_call(self.model, buffers, arguments, keywords)
+        except RehearseError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+            raise InvalidInput(f"the model cannot take this batch: {problem}") from problem
+        if not isinstance(scores, Tensor):
+            raise InvalidType(f"the model must give one tensor of scores, it gave {type(scores).__name__}")
+        self._rows_passed += len(scores)
+        return scores
+
+    def _losses(self, batch: Batch, recalled: bool, scores: Tensor | None = None) -> Tensor:
+        """One loss a row; passes the batch through the model unless its scores are given."""
+        scores = self._forward(batch.x) if scores is None else scores
+        return self.loss(scores, batch.to(self.device), recalled)
+
+    def _gradient(self, loss: Tensor) -> Gradient:
+        """∇loss by parameter name, without touching ``.grad``."""
+        stepped = stepped_parameters(self.model, self.optimizer)
+        values = torch.autograd.grad(loss, [parameter for parameter, _ in stepped.values()], allow_unused=True)
+        return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
+
+    def _apply(self, gradient: Gradient) -> None:
+        """One step of the optimiser along this gradient, refused before anything moves if it is not finite."""
+        stepped = stepped_parameters(self.model, self.optimizer)
+        norms = torch.stack(torch._foreach_norm(list(gradient.values()))) if gradient else torch.zeros(1)
+        if not bool(norms.isfinite().all()):
+            raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+        if self.clip is not None:
+            scale = min(1.0, self.clip / (float(torch.linalg.vector_norm(norms)) + 1e-12))
+            gradient = {name: value * scale for name, value in gradient.items()}
+        for name, (parameter, _) in stepped.items():
+            parameter.grad = gradient.get(name)
+        self.optimizer.step()
+        self._clear_gradients()
+        self.moves += 1
+
+    def _clear_gradients(self) -> None:
+        for parameter, _ in stepped_parameters(self.model, self.optimizer).values():
+            parameter.grad = None
+
+    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """Scores in eval mode, without gradients, leaving counts, modes, buffers and random state alone."""
+        passed = self._rows_passed
+        kept = {name: buffer.clone() for name, buffer in (buffers or dict(self.model.named_buffers())).items()}
+        try:
+            with torch.no_grad(), evaluation_mode(self.model), self.random.borrowed():
+                return self._forward(x, kept or None).float()
+        finally:
+            self._rows_passed = passed
+
+
+def mean_loss(losses: Tensor) -> Tensor:
+    """The mean over rows, or a refusal if it is no number."""
+    loss = losses.mean()
+    if not bool(loss.isfinite()):
+        raise InvalidInput(f"the loss is {float(loss)} for finite input; the model or the learning rate is off")
+    return loss
+
+
+def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
+    """first + weight × second, by name; a parameter that one of them lacks has gradient zero there."""
+    both = [name for name in first if name in second]
+    sums = torch._foreach_add([first[n] for n in both], [second[n] for n in both], alpha=weight) if both else []
+    total = dict(first) | {name: weight * second[name] for name in second if name not in first}
+    return total | dict(zip(both, sums, strict=True))
+
+
+def join(first: Batch, second: Batch) -> Batch:
+    """Two batches as one, the inputs and targets alone."""
+    return Batch(tree_concatenate([first.x, second.x]), torch.cat([first.y, second.y]))
+
+
+def without_task(batch: Batch) -> Batch:
+    return replace(batch, task=None)
+
+
+def _check_parts(model: Any, optimizer: Any, clip: float | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the model must be an nn.Module, this is {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidType(f"the optimiser must be one of torch.optim, this is {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput(
+            "LBFGS evaluates the loss several times a step, which a stream does not allow; use SGD or Adam"
+        )
+    if not stepped_parameters(model, optimizer):
+        raise InvalidInput("the optimiser holds no trainable parameter of this model; build it from model.parameters()")
+    if clip is not None and not clip > 0:
+        raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
+
+
+def _check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Torch checks the sizes of groups but not the shapes of what they hold."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            fits = not isinstance(value, Tensor) or value.ndim == 0 or value.shape == parameters[int(number)].shape
+            if not fits:
+                raise CheckpointError(f"the optimiser's {name} of parameter {number} has another shape")

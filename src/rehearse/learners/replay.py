@@ -1,0 +1,182 @@
+"""Algorithm 1: experience replay, and whatever differs from it only by the loss or the retrieval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Batch, Tree
+from ..compute import batchnorms
+from ..errors import InvalidInput
+from ..lookahead import Gradient, Lookahead
+from ..memory import Memory
+from ..retrieval import MostInterfered, Retrieval
+from .base import Learner, Step, add_gradients, join, mean_loss, without_task
+from .statistics import recalibrated_statistics
+
+BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
+
+
+class Replay(Learner):
+    """Experience replay (ER), and with `MostInterfered` retrieval ER-MIR (Algorithm 1 of the paper).
+
+        θᵛ  ← θ − α ∇ℓ(B_n)                       the foreseen parameters
+        B_C ~ M                                    C candidates
+        B_MC ← the budget highest of s_MI(B_C)     what to recall
+        θ  ← SGD(B_n ∪ B_MC, α)                    ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_MC)
+        M  ← UpdateMemory(B_n)
+
+    ``updates`` is the number of iterations per incoming batch, the retrieval being redone at each. With tasks given,
+    memories of the current task are left out (``exclude_current_task``); without them all take part.
+
+    ``batchnorm`` says how batch-norm is treated; without batch-norm it has no effect. In all of them incoming and
+    recalled rows pass separately (each with its own batch statistics) but in ``joint``:
+
+    - ``published``: incoming, candidates and recalled rows each move the running statistics, as in the paper's program;
+    - ``clean``: candidates leave them alone;
+    - ``joint``: incoming and recalled rows pass together, and move them once;
+    - ``recalibrated``: trained as ``clean``; prediction uses statistics re-estimated from the memory.
+
+    Differs from the authors' program: the best losses of MI-2 are kept by slot, so they stay with their row, start
+    at infinity and go when the row goes; the reservoir follows its law within a batch too.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        retrieval: Retrieval | None = None,
+        *,
+        budget: int = 10,
+        updates: int = 1,
+        loss: Any = None,
+        replay_weight: float = 1.0,
+        exclude_current_task: bool = True,
+        batchnorm: BatchNorm = "clean",
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        check_positive(budget=budget, updates=updates)
+        if not replay_weight >= 0:
+            raise InvalidInput(f"replay_weight is {replay_weight!r}; it must not be negative")
+        if batchnorm not in get_args(BatchNorm):
+            raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(get_args(BatchNorm))}")
+        self.memory, self.retrieval = memory, MostInterfered() if retrieval is None else retrieval
+        self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
+        self.exclude_current_task, self.batchnorm = exclude_current_task, batchnorm
+        self.lookahead = Lookahead(
+            model,
+            optimizer,
+            self.loss,
+            virtual_step=getattr(self.retrieval, "virtual_step", "sgd"),
+            layers=getattr(self.retrieval, "layers", "all"),
+            prepare=self.prepare,
+            computation=self.computation,
+        )
+        self._recalibrated: tuple[int, dict[str, Tensor]] | None = None
+
+    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+        """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
+        incoming = self._accept(x, y, task)
+        self.memory.check(incoming)
+        with self.memory.transaction(), self._transaction(parameters=self.updates > 1):
+            for _ in range(self.updates):
+                gradient, incoming_loss = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
+                recalled, scores = self.retrieval(
+                    self.memory, self._asking(incoming), gradient, self.lookahead, self.budget
+                )
+                self._move_statistics()
+                recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
+        self.memory.add(incoming.x, incoming.y, task=incoming.task)  # M ← UpdateMemory(B_n)
+        self._settle(incoming)
+        return Step(incoming_loss, recalled_loss, recalled, scores)
+
+    def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float]:
+        """The gradient of the incoming batch alone. Where it only serves the look-ahead, statistics stay."""
+        if self._joint:
+            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+            loss = mean_loss(self._losses(incoming, False, self._forward(incoming.x, buffers)))
+        else:
+            loss = mean_loss(self._losses(incoming, recalled=False))
+        return self._gradient(loss), loss.item()
+
+    def _asking(self, incoming: Batch) -> Batch:
+        return incoming if self.exclude_current_task else without_task(incoming)
+
+    def _move_statistics(self) -> None:
+        """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
+        passed, self.lookahead.statistics = self.lookahead.statistics, {}
+        if self.batchnorm == "published":
+            for name, buffer in self.model.named_buffers():
+                if name in passed:
+                    buffer.copy_(passed[name])
+
+    def _step(self, incoming: Batch, gradient: Gradient, recalled: Batch | None) -> float | None:
+        if recalled is None and not self._joint:
+            self._apply(gradient)
+            return None
+        if self._joint:
+            return self._joint_step(incoming, recalled)
+        assert recalled is not None
+        loss = mean_loss(self._losses(recalled, recalled=True))
+        self._apply(add_gradients(gradient, self._gradient(loss), self.replay_weight))
+        return loss.item()
+
+    def _joint_step(self, incoming: Batch, recalled: Batch | None) -> float | None:
+        """Incoming and recalled rows in one pass, with the same loss: the two means added."""
+        if recalled is None:
+            self._apply(self._gradient(mean_loss(self._losses(incoming, recalled=False))))
+            return None
+        scores = self._forward(join(incoming, recalled).x)
+        incoming_loss = mean_loss(self._losses(incoming, False, scores[: len(incoming)]))
+        recalled_loss = mean_loss(self._losses(recalled, True, scores[len(incoming) :]))
+        self._apply(self._gradient(incoming_loss + self.replay_weight * recalled_loss))
+        return recalled_loss.item()
+
+    @property
+    def _joint(self) -> bool:
+        return self.batchnorm == "joint" and bool(batchnorms(self.model))
+
+    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        if self.batchnorm == "recalibrated" and buffers is None and len(self.memory) and batchnorms(self.model):
+            buffers = self.recalibrated_statistics()
+        return super()._evaluate(x, buffers)
+
+    def recalibrated_statistics(self) -> dict[str, Tensor]:
+        """Batch-norm statistics re-estimated from the memory, anew only when the model has moved."""
+        if self._recalibrated is None or self._recalibrated[0] != self.moves:
+            self._recalibrated = (
+                self.moves,
+                recalibrated_statistics(self.model, self.memory, self._forward_quietly),
+            )
+        return self._recalibrated[1]
+
+    def _forward_quietly(self, x: Tree, buffers: dict[str, Tensor]) -> None:
+        passed = self._rows_passed
+        with self.random.borrowed():
+            self._forward(x, buffers)
+        self._rows_passed = passed
+
+    def _all_rows_passed(self) -> int:
+        return self._rows_passed + self.lookahead.rows_passed
+
+    def _own_state(self) -> dict[str, Any]:
+        return {"memory": self.memory.state_dict()}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self.lookahead.rows_passed = 0
+        self._recalibrated = None
+
+
+def check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")

@@ -1,0 +1,149 @@
+"""What would the next step do: the foreseen parameters, and the losses of a batch before and after.
+
+Everything here is pure: no module is copied and no parameter, gradient, buffer, mode or random state is touched.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .batch import Batch, Tree
+from .compute import Computation, prepare_unit, scoring_mode
+from .errors import InvalidInput
+from .heads import find_head, head_inputs
+from .losses import as_loss
+
+Gradient = Mapping[str, Tensor]
+
+
+def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, dict[str, Any]]]:
+    """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        name: (parameter, groups[id(parameter)])
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) in groups
+    }
+
+
+class Lookahead:
+    """Foresees the coming update from the gradient of the incoming batch alone.
+
+    θᵛ = θ − α ∇ℓ(B_n), with α the optimiser's own learning rate, per parameter group (``virtual_step="sgd"``, the
+    paper), or θᵛ = what the optimiser would really make of that gradient, with its momentum, weight decay and all
+    (``virtual_step="optimizer"``). With ``layers="head"`` only the last layer is foreseen, and the body is passed once.
+
+    Losses are those of scoring: no dropout, batch-norm with the statistics of the scored batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Any = None,
+        *,
+        virtual_step: Literal["sgd", "optimizer"] = "sgd",
+        layers: Literal["all", "head"] = "all",
+        prepare: Callable[[Tree], Tree] = prepare_unit,
+        computation: Computation | None = None,
+    ) -> None:
+        if virtual_step not in ("sgd", "optimizer"):
+            raise InvalidInput(f"virtual_step is {virtual_step!r}; it must be 'sgd' or 'optimizer'")
+        if layers not in ("all", "head"):
+            raise InvalidInput(f"layers is {layers!r}; it must be 'all' or 'head'")
+        self.model, self.optimizer, self.loss = model, optimizer, as_loss(loss)
+        self.virtual_step, self.layers = virtual_step, layers
+        self.prepare = prepare
+        self.computation = computation or Computation(torch.float32, torch.float32, channels_last=False)
+        self.statistics: dict[str, Tensor] = {}  # the buffers as the last pass under θ would leave them
+        self.rows_passed = 0
+
+    def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
+        """θᵛ by name; parameters that the step would not move are given as they are."""
+        stepped = stepped_parameters(self.model, self.optimizer)
+        names = [name for name in stepped if name in gradient]
+        if self.layers == "head":
+            head, _ = find_head(self.model)
+            names = [name for name in names if name.rpartition(".")[0] == head]
+        with torch.no_grad():
+            step = self._sgd_step if self.virtual_step == "sgd" else self._optimizer_step
+            moved = step({name: stepped[name] for name in names}, gradient)
+        return {name: moved.get(name, parameter.detach()) for name, parameter in self.model.named_parameters()}
+
+    def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
+        """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
+        foreseen = self.foresee(gradient)
+        device = next(iter(foreseen.values())).device
+        x = self.computation.layout(self.prepare(batch.x))
+        with torch.no_grad(), scoring_mode(self.model), self.computation.autocast(device, scoring=True):
+            if self.layers == "head":
+                name, head = find_head(self.model)
+                with head_inputs(head) as seen:
+                    before = self._scores(x, {})
+                after = functional_call(head, _of_module(foreseen, name), (seen[-1],))
+            else:
+                before = self._scores(x, {})
+                statistics = self.statistics
+                after = self._scores(x, foreseen)
+                self.statistics = statistics
+            return self.loss(before, batch, True), self.loss(after, batch, True)
+
+    def pass_through(self, batch: Batch) -> None:
+        """Pass a batch as scoring does, for the sake of the statistics that it leaves."""
+        x = self.computation.layout(self.prepare(batch.x))
+        device = next(self.model.parameters()).device
+        with torch.no_grad(), scoring_mode(self.model), self.computation.autocast(device, scoring=True):
+            self._scores(x, {})
+
+    def _scores(self, x: Tree, parameters: Mapping[str, Tensor]) -> Tensor:
+        self.statistics = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        arguments, keywords = call_arguments(x)
+        scores: Tensor = functional_call(self.model, {**parameters, **self.statistics}, arguments, keywords)
+        self.rows_passed += len(scores)
+        return scores
+
+    @staticmethod
+    def _sgd_step(stepped: Mapping[str, tuple[Tensor, dict[str, Any]]], gradient: Gradient) -> dict[str, Tensor]:
+        moved: dict[str, Tensor] = {}
+        by_rate: dict[float, list[str]] = {}
+        for name, (_, group) in stepped.items():
+            rate = float(group["lr"]) * (-1 if group.get("maximize") else 1)
+            by_rate.setdefault(rate, []).append(name)
+        for rate, names in by_rate.items():
+            parameters = [stepped[name][0].detach() for name in names]
+            values = torch._foreach_add(parameters, [gradient[name] for name in names], alpha=-rate)
+            moved.update(zip(names, values, strict=True))
+        return moved
+
+    def _optimizer_step(
+        self, stepped: Mapping[str, tuple[Tensor, dict[str, Any]]], gradient: Gradient
+    ) -> dict[str, Tensor]:
+        """Let a copy of the optimiser, state and all, take the step on copies of the parameters."""
+        memo: dict[int, Any] = {}
+        shadow = copy.deepcopy(self.optimizer, memo)
+        for group in shadow.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        for name, (parameter, _) in stepped.items():
+            memo[id(parameter)].grad = gradient[name].clone()
+        type(shadow).step(shadow)
+        return {name: memo[id(parameter)].detach() for name, (parameter, _) in stepped.items()}
+
+
+def call_arguments(x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a tree of inputs is handed to a model: a tuple as its arguments, a dict as keywords."""
+    if isinstance(x, tuple):
+        return x, {}
+    if isinstance(x, dict):
+        return (), x
+    return (x,), {}
+
+
+def _of_module(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
+    return {name.rpartition(".")[2]: value for name, value in parameters.items() if name.rpartition(".")[0] == module}

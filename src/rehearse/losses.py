@@ -1,0 +1,140 @@
+"""How a batch is judged: one value a row.
+
+A loss is called ``loss(scores, batch, recalled)``: ``recalled`` is False for the rows that arrive and True for
+memories. Torch's loss modules and any callable ``(scores, y)`` with one value a row are accepted too.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .batch import Batch
+from .errors import InvalidInput, InvalidType
+
+Kind = Literal["classes", "labels", "values"]
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """One value a row. ``kind`` says what the model's outputs mean: scores of classes (one is right), of labels
+    (any number is right), or the values themselves."""
+
+    kind: Kind | None
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor: ...
+
+
+def class_targets(scores: Tensor, y: Tensor) -> Tensor:
+    """The labels as cross-entropy wants them, or a refusal that says what is wrong with them."""
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InvalidType(f"class labels must be integers, these are {y.dtype}")
+    if scores.ndim < 2 or y.shape != scores.shape[:1] + scores.shape[2:]:
+        raise InvalidInput(
+            f"labels of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(scores.shape)}"
+        )
+    y = y.long()
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= scores.shape[1]:
+        raise InvalidInput(
+            f"label {low if low < 0 else high} is outside the model's {scores.shape[1]} outputs "
+            f"(0 to {scores.shape[1] - 1}); grow the head first, or renumber the labels"
+        )
+    return y
+
+
+class CrossEntropy:
+    """ℓ = −log softmax(scores)[y]."""
+
+    kind: Kind | None = "classes"
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        y = batch.y.long() if recalled else class_targets(scores, batch.y)
+        return per_row(F.cross_entropy(scores.float(), y, reduction="none"), len(batch))
+
+
+class _FromModule:
+    """One of torch's loss modules, asked for one value an element and averaged over what is not a row."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = copy.copy(module)
+        self._module.reduction = "none"  # type: ignore[assignment]
+        self._classes = isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
+        labels = isinstance(module, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss)
+        self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        scores, y = scores.float(), batch.y
+        if self._classes and not y.is_floating_point():
+            y = y.long() if recalled else class_targets(scores, y)
+        elif not self._classes:
+            y = _value_targets(scores, y)
+        return per_row(self._module(scores, y), len(batch))
+
+
+class _FromCallable:
+    """A user's ``(scores, y)``. What the outputs mean is read off the targets."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._function = function
+        self.kind: Kind | None = None
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        return per_row(self._function(scores.float(), batch.y), len(batch))
+
+
+class _FromFull:
+    """A user's ``(scores, batch, recalled)``."""
+
+    def __init__(self, function: Callable[[Tensor, Batch, bool], Tensor]) -> None:
+        self._function = function
+        self.kind: Kind | None = getattr(function, "kind", None)
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        return per_row(self._function(scores.float(), batch, recalled), len(batch))
+
+
+def as_loss(loss: Any) -> Loss:
+    """Any of the accepted forms as a `Loss`; None is cross-entropy."""
+    if loss is None:
+        return CrossEntropy()
+    if isinstance(loss, nn.modules.loss._Loss):
+        return _FromModule(loss)
+    if isinstance(loss, type) or not callable(loss):
+        raise InvalidType(f"the loss must be callable, this is {loss!r}; use nn.CrossEntropyLoss(), for example")
+    if isinstance(loss, Loss):
+        return loss
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        return _FromCallable(loss)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return _FromFull(loss) if len(needed) == 3 else _FromCallable(loss)
+
+
+def per_row(values: Tensor, rows: int) -> Tensor:
+    """One value a row: the mean over whatever other dimensions there are."""
+    if values.ndim == 0 or len(values) != rows:
+        raise InvalidInput(
+            f"the loss gave shape {tuple(values.shape)} for {rows} rows; it must give one value a row "
+            "(with torch's functions: reduction='none')"
+        )
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def _value_targets(scores: Tensor, y: Tensor) -> Tensor:
+    """Targets with the shape of the outputs: a model with one output may be given plain numbers."""
+    y = y.to(scores.dtype)
+    if y.shape != scores.shape:
+        if y.numel() != scores.numel() or len(y) != len(scores):
+            raise InvalidInput(
+                f"targets of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(scores.shape)}"
+            )
+        y = y.reshape(scores.shape)
+    return y

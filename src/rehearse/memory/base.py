@@ -1,0 +1,310 @@
+"""What every memory can do: add, sample, forget, tell what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Tree, checked_batch, task_column, tree_leaves, tree_map
+from ..compute import numpy_generator
+from ..errors import CheckpointError, InvalidInput
+from .index import Slots, TaskIndex
+from .rows import Rows
+
+ARRIVED, TASK, TARGET, ID = "arrived", "task", "y", "id"
+RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
+
+
+class Memory(ABC):
+    """A fixed number of slots for rows of a stream. A policy (a subclass) decides who is kept where.
+
+    A row's *slot* is its address. Everything known of a row stands in a column at that slot: what came with it
+    (`add(..., logits=...)`), and *facts* that are learned later (its best loss so far) and go when the row goes.
+    Insertion and sampling draw from two generators, so that methods which sample differently hold the same rows.
+    """
+
+    def __init__(self, capacity: int, *, seed: int = 0) -> None:
+        if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
+            raise InvalidInput(f"capacity is {capacity!r}; a memory needs room for at least one row")
+        self.capacity = int(capacity)
+        self.seen = 0
+        self._rows = Rows(self.capacity)
+        self._index = TaskIndex(self.capacity)
+        self._facts: dict[str, tuple[float, Tensor]] = {}
+        self._insertion = numpy_generator(seed, "insert")
+        self._sampling = numpy_generator(seed, "sample")
+        self._undo: list[tuple[str, Tensor, Tensor]] | None = None
+
+    @abstractmethod
+    def _place(self, batch: Batch) -> Slots:
+        """The slot of each arriving row, or −1 where it is not kept. Where two draw one slot, the later has it."""
+
+    def _policy_state(self) -> dict[str, Any]:
+        """What the policy knows beyond the count of rows seen."""
+        return {}
+
+    def _load_policy_state(self, state: dict[str, Any]) -> None:
+        """Take back what `_policy_state` gave; called when the rows are in place."""
+
+    # ------------------------------------------------------------------------------------------------- keeping
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def check(self, batch: Batch, **columns: Tensor) -> None:
+        """Refuse a batch that could not be added; changes nothing."""
+        self._rows.check(batch.x, self._columns(batch, columns))
+
+    def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
+        """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
+
+        ``columns`` are further tensors with one entry a row (stored logits, say), the same ones for every row;
+        ``id`` among them is what `forget(ids=...)` goes by.
+        """
+        batch = checked_batch(x, y, task)
+        rows = self._columns(batch, columns)
+        self._rows.check(batch.x, rows)
+        if self._rows.x is None:
+            self._rows.allocate(batch.x, rows)
+        slots = self._place(batch)
+        self.seen += len(batch)
+        kept = _last_of_each(slots)
+        if len(kept):
+            where, of = torch.from_numpy(slots[kept]), torch.from_numpy(kept)
+            self._rows.write(
+                where,
+                tree_map(lambda leaf: leaf[of], batch.x),
+                {name: column[of] for name, column in rows.items()},
+            )
+            self._index.put(slots[kept], rows[TASK][of].numpy())
+            for fill, fact in self._facts.values():
+                fact[where] = fill
+        taken = np.full(len(batch), -1, dtype=np.int64)
+        taken[kept] = slots[kept]
+        return torch.from_numpy(taken)
+
+    def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
+        n = len(batch)
+        columns = {
+            TARGET: batch.y,
+            TASK: task_column(batch.task, n),
+            ARRIVED: torch.arange(self.seen, self.seen + n),
+        }
+        for name, values in extra.items():
+            if name in RESERVED:
+                raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
+            column = torch.as_tensor(values).detach()
+            if column.ndim == 0 or len(column) != n:
+                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
+            columns[name] = column
+        return columns
+
+    # ------------------------------------------------------------------------------------------------ recalling
+
+    def eligible(self, exclude_task: int | Tensor | None = None) -> int:
+        """How many rows a sample could be drawn from."""
+        return self._index.count(_task_set(exclude_task))
+
+    def sample(self, n: int, exclude_task: int | Tensor | None = None) -> Batch:
+        """``n`` distinct rows at random (all where there are fewer), without those of a task; O(n)."""
+        if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+            raise InvalidInput(f"cannot sample {n!r} rows; ask for a number of rows")
+        return self.get(torch.from_numpy(self._index.draw(self._sampling, int(n), _task_set(exclude_task))))
+
+    def all(self, exclude_task: int | Tensor | None = None) -> Batch:
+        """Every row outside a task, in the order of the slots."""
+        slots = self._index.occupied()
+        excluded = _task_set(exclude_task)
+        if excluded:
+            slots = slots[~np.isin(self._index.task[slots], list(excluded))]
+        return self.get(torch.from_numpy(slots))
+
+    def get(self, slots: Tensor) -> Batch:
+        """The rows at the given slots, as they were stored."""
+        if self._rows.x is None:
+            raise InvalidInput("the memory is empty; add rows before recalling any")
+        x, columns = self._rows.read(slots)
+        y, task = columns.pop(TARGET), columns.pop(TASK)
+        columns.pop(ARRIVED)
+        return Batch(x, y, task, slots, columns)
+
+    # ---------------------------------------------------------------------------------------------------- facts
+
+    def fact(self, name: str, slots: Tensor, fill: float) -> Tensor:
+        """What is known of the rows under this name; ``fill`` where nothing is known yet."""
+        if name not in self._facts:
+            self._facts[name] = (fill, torch.full((self.capacity,), fill))
+        return self._facts[name][1][slots]
+
+    def note(self, name: str, slots: Tensor, values: Tensor) -> None:
+        """Write a fact back to the rows it is about."""
+        fact = self._facts[name][1]
+        if self._undo is not None:
+            self._undo.append((name, slots, fact[slots]))
+        fact[slots] = values.to(fact)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """If the block raises, facts and the sampling generator are put back as they were."""
+        sampling, known = self._sampling.bit_generator.state, set(self._facts)
+        self._undo = []
+        try:
+            yield
+        except BaseException:
+            for name, slots, before in reversed(self._undo):
+                self._facts[name][1][slots] = before
+            self._facts = {name: fact for name, fact in self._facts.items() if name in known}
+            self._sampling.bit_generator.state = sampling
+            raise
+        finally:
+            self._undo = None
+
+    # ------------------------------------------------------------------------------------------------ forgetting
+
+    def forget(
+        self,
+        *,
+        ids: Collection[int] | Tensor | None = None,
+        slots: Collection[int] | Tensor | None = None,
+        predicate: Callable[[Batch], Tensor] | None = None,
+    ) -> int:
+        """Remove rows for good and overwrite their bytes; returns how many.
+
+        Name them by the ``id`` they were added with, by slot, or by a predicate that is given all rows as a batch
+        and answers with one boolean a row. The emptied slots stay open until the policy's own draw falls on them,
+        so the memory remains a fair sample of what may still be kept. What this cannot do: the model's weights and
+        earlier checkpoints still know the row.
+        """
+        if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
+            raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
+        doomed = self._doomed(ids, slots, predicate)
+        if len(doomed):
+            where = torch.from_numpy(doomed)
+            self._index.clear(doomed)
+            self._rows.erase(where)
+            for fill, fact in self._facts.values():
+                fact[where] = fill
+        return len(doomed)
+
+    def _doomed(self, ids: Any, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
+        occupied = self._index.occupied()
+        if not len(occupied):
+            return occupied
+        if slots is not None:
+            return np.intersect1d(occupied, np.asarray(slots, dtype=np.int64))
+        if ids is not None:
+            if ID not in self._rows.columns:
+                raise InvalidInput("the rows have no ids; give them when adding: memory.add(x, y, id=...)")
+            held = self._rows.columns[ID][torch.from_numpy(occupied)].numpy()
+            return np.asarray(occupied[np.isin(held, np.asarray(list(ids)))])
+        assert predicate is not None
+        answer = torch.as_tensor(predicate(self.get(torch.from_numpy(occupied))))
+        if answer.dtype != torch.bool or answer.shape != (len(occupied),):
+            raise InvalidInput("the predicate must answer with one boolean a row")
+        return occupied[answer.numpy()]
+
+    # -------------------------------------------------------------------------------------------------- telling
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows that are held."""
+        return len(self) * self._rows.bytes_per_row
+
+    def summary(self) -> dict[str, Any]:
+        """What is held: rows by class, by task and by age (rows seen since they arrived), and how many bytes."""
+        if not len(self):
+            return {
+                "rows": 0,
+                "capacity": self.capacity,
+                "seen": self.seen,
+                "bytes": 0,
+                "classes": {},
+                "tasks": {},
+            }
+        slots = torch.from_numpy(self._index.occupied())
+        columns = self._rows.columns
+        ages = (self.seen - 1 - columns[ARRIVED][slots]).double()
+        y = columns[TARGET][slots]
+        countable = y.ndim == 1 and not y.is_floating_point()
+        return {
+            "rows": len(self),
+            "capacity": self.capacity,
+            "seen": self.seen,
+            "bytes": self.nbytes,
+            "classes": _tally(y) if countable else {},
+            "tasks": _tally(columns[TASK][slots]),
+            "age": {"least": ages.min().item(), "median": ages.median().item(), "most": ages.max().item()},
+        }
+
+    # ---------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything: rows, facts, the count of what was seen, both generators. Tensors and plain values only."""
+        used = int(self._index.occupied().max()) + 1 if len(self) else 0
+        index = self._index.state()
+        return {
+            "policy": type(self).__name__,
+            "capacity": self.capacity,
+            "seen": self.seen,
+            "x": None if self._rows.x is None else tree_map(lambda leaf: leaf[:used].clone(), self._rows.x),
+            "columns": {name: column[:used].clone() for name, column in self._rows.columns.items()},
+            "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
+            "index": {
+                "tasks": list(index["tasks"]),
+                "counts": torch.as_tensor(index["counts"]),
+                "members": torch.as_tensor(index["members"]),
+            },
+            "insertion": json.dumps(self._insertion.bit_generator.state),
+            "sampling": json.dumps(self._sampling.bit_generator.state),
+            "own": self._policy_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
+            if state[name] != own:
+                raise CheckpointError(f"the saved memory has {name} {state[name]!r}, this one {own!r}")
+        rows = Rows(self.capacity)
+        if state["x"] is not None:
+            used = torch.arange(len(tree_leaves(state["x"])[0]))
+            rows.allocate(state["x"], state["columns"])
+            rows.write(used, state["x"], state["columns"])
+        facts = {}
+        for name, (fill, values) in state["facts"].items():
+            facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
+            facts[name][1][: len(values)] = values
+        index = state["index"]
+        self._index = TaskIndex.from_state(
+            self.capacity, index["tasks"], index["counts"].numpy(), index["members"].numpy()
+        )
+        self._rows, self._facts, self.seen = rows, facts, int(state["seen"])
+        self._insertion.bit_generator.state = json.loads(state["insertion"])
+        self._sampling.bit_generator.state = json.loads(state["sampling"])
+        self._load_policy_state(state["own"])
+
+
+def _task_set(task: int | Tensor | None) -> set[int]:
+    """The tasks to leave out; unknown ones (−1) are never left out."""
+    if task is None:
+        return set()
+    tasks = set(task.tolist()) if isinstance(task, Tensor) and task.ndim else {int(task)}
+    return tasks - {-1}
+
+
+def _last_of_each(slots: Slots) -> Slots:
+    """Positions of the rows that end up kept, in order: the last one that drew each slot."""
+    backwards = slots[::-1]
+    _, first = np.unique(backwards, return_index=True)
+    last = np.sort(len(slots) - 1 - first)
+    return last[slots[last] >= 0]
+
+
+def _tally(values: Tensor) -> dict[int, int]:
+    names, counts = torch.unique(values, return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))

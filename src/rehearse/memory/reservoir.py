@@ -1,0 +1,27 @@
+"""A uniform sample of everything seen."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..batch import Batch
+from .base import Memory
+from .index import Slots
+
+
+class ReservoirMemory(Memory):
+    """Reservoir sampling (Vitter's algorithm R): of n rows seen, each is held with probability capacity / n.
+
+    The t-th row of the stream takes slot t while there is room; after that it draws a number below t and takes
+    the slot of that number if there is one. The law holds at every moment and for batches of any size, because
+    every row of a batch draws from its own t.
+    """
+
+    def _place(self, batch: Batch) -> Slots:
+        arrival = np.arange(self.seen, self.seen + len(batch))
+        slots = arrival.copy()
+        late = arrival >= self.capacity
+        if late.any():
+            drawn = self._insertion.integers(0, arrival[late] + 1)
+            slots[late] = np.where(drawn < self.capacity, drawn, -1)
+        return slots

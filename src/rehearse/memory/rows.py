@@ -1,0 +1,93 @@
+"""The rows themselves: columns of preallocated tensors, one entry a slot, in the dtype that came."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..batch import Tree, tree_leaves, tree_map
+from ..errors import InvalidInput
+
+
+class Rows:
+    """Columns of ``capacity`` rows: the inputs (a tree of tensors) and any number of named tensors.
+
+    A column is laid out when its first rows arrive and keeps their dtype and shape. Pages that were never written
+    take no room, so a large capacity costs what it holds.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.x: Tree | None = None
+        self.columns: dict[str, Tensor] = {}
+
+    @property
+    def bytes_per_row(self) -> int:
+        columns = [*(tree_leaves(self.x) if self.x is not None else []), *self.columns.values()]
+        return sum(column[0].numel() * column.element_size() for column in columns)
+
+    def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
+        """Refuse rows that do not look like those that are held."""
+        if self.x is None:
+            return
+        _check_tree(x, self.x, "inputs")
+        if columns.keys() != self.columns.keys():
+            raise InvalidInput(
+                f"the memory holds the columns {sorted(self.columns)}, this batch has {sorted(columns)}; "
+                "every row needs the same ones"
+            )
+        for name, column in columns.items():
+            _check_leaf(column, self.columns[name], f"column {name!r}")
+
+    def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
+        """Lay out the columns for rows that look like these."""
+        self.x = tree_map(self._empty_like, x)
+        self.columns = {name: self._empty_like(column) for name, column in columns.items()}
+
+    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
+        for held, leaf in zip(tree_leaves(self.x), tree_leaves(x), strict=True):
+            held[slots] = leaf
+        for name, column in columns.items():
+            self.columns[name][slots] = column
+
+    def erase(self, slots: Tensor) -> None:
+        """Overwrite the rows with zeros: what is forgotten is gone from here."""
+        for held in [*(tree_leaves(self.x) if self.x is not None else []), *self.columns.values()]:
+            held[slots] = torch.zeros((), dtype=held.dtype)
+
+    def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+        return (
+            tree_map(lambda held: held[slots], self.x),
+            {name: column[slots] for name, column in self.columns.items()},
+        )
+
+    def _empty_like(self, rows: Tensor) -> Tensor:
+        return torch.empty((self.capacity, *rows.shape[1:]), dtype=rows.dtype)
+
+
+def _check_tree(x: Tree, held: Tree, where: str) -> None:
+    if isinstance(held, tuple):
+        if not isinstance(x, tuple) or len(x) != len(held):
+            raise InvalidInput(f"the memory holds {where} as a tuple of {len(held)}; this batch has another form")
+        for number, (leaf, held_leaf) in enumerate(zip(x, held, strict=True)):
+            _check_tree(leaf, held_leaf, f"{where}[{number}]")
+    elif isinstance(held, dict):
+        if not isinstance(x, dict) or x.keys() != held.keys():
+            raise InvalidInput(f"the memory holds {where} with the keys {sorted(held)}; this batch has another form")
+        for key in held:
+            _check_tree(x[key], held[key], f"{where}[{key!r}]")
+    elif not isinstance(x, Tensor):
+        raise InvalidInput(f"the memory holds {where} as one tensor; this batch has another form")
+    else:
+        _check_leaf(x, held, where)
+
+
+def _check_leaf(rows: Tensor, held: Tensor, where: str) -> None:
+    if rows.shape[1:] != held.shape[1:]:
+        raise InvalidInput(
+            f"{where} of this batch have shape {tuple(rows.shape[1:])} a row, those before had {tuple(held.shape[1:])}"
+        )
+    if rows.dtype != held.dtype:
+        raise InvalidInput(
+            f"{where} of this batch are {rows.dtype}, those before were {held.dtype}; convert them first"
+        )

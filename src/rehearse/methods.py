@@ -1,0 +1,208 @@
+"""The names on the command line: name -> how to build that learner.
+
+A new method is one file in learners/ and one entry here (or the entry alone, where only the loss or the retrieval
+differs). The contract tests pick it up by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .batch import Tree
+from .compute import prepare_symmetric, prepare_unit, seed_sequence
+from .errors import InvalidInput
+from .learners import Finetune, Learner, Replay
+from .memory import ReservoirMemory
+from .retrieval import MostInterfered, Retrieval, Uniform
+from .spec import Plain, Spec, merge, stream_settings
+from .streams import STREAMS
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a learner is told of the stream it is built for, and the network it is to use."""
+
+    classes: int
+    tasks: int | None
+    input_shape: tuple[int, ...]
+    prepare: Callable[[Tree], Tree]
+    network: Callable[[], nn.Module]
+    device: torch.device = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A name on the command line.
+
+    ``uses`` are the fields of a spec that this method looks at; ``options`` its own hyper-parameters with their
+    defaults; ``iid_epochs`` how often the shuffled stream is passed (0: the stream as it comes); ``version`` is
+    raised by hand when the method's numbers change.
+    """
+
+    summary: str
+    build: Callable[[Spec, Problem], Learner]
+    uses: frozenset[str] = frozenset()
+    options: Mapping[str, Plain] = field(default_factory=dict)
+    iid_epochs: int = 0
+    version: int = 1
+
+
+REPLAY = frozenset({"capacity", "updates", "budget", "candidates", "batchnorm", "exclude_current_task"})
+COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
+
+
+def network_and_optimizer(spec: Spec, problem: Problem) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The network with its weights drawn from the run's seed, and plain SGD as in the paper."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(seed_sequence(spec.seed, "init").generate_state(1)[0]))
+        model = problem.network().to(problem.device)
+    return model, torch.optim.SGD(model.parameters(), lr=spec.lr)
+
+
+def _finetune(spec: Spec, problem: Problem) -> Learner:
+    model, optimizer = network_and_optimizer(spec, problem)
+    return Finetune(
+        model,
+        optimizer,
+        updates=spec.updates or 1,
+        prepare=problem.prepare,
+        precision=spec.precision,
+        seed=spec.seed,
+    )
+
+
+def replay(retrieval: Callable[[Spec], Retrieval], **fixed: Any) -> Callable[[Spec, Problem], Learner]:
+    """A builder of `Replay` with this retrieval: what most methods are."""
+
+    def build(spec: Spec, problem: Problem) -> Learner:
+        model, optimizer = network_and_optimizer(spec, problem)
+        return Replay(
+            model,
+            optimizer,
+            ReservoirMemory(spec.capacity or 1, seed=spec.seed),
+            retrieval(spec),
+            budget=spec.budget or 10,
+            updates=spec.updates or 1,
+            exclude_current_task=spec.exclude_current_task is not False,
+            batchnorm=spec.batchnorm or "clean",  # type: ignore[arg-type]
+            prepare=problem.prepare,
+            precision=spec.precision,
+            seed=spec.seed,
+            **fixed,
+        )
+
+    return build
+
+
+def uniform(spec: Spec) -> Retrieval:
+    return Uniform(int(spec.candidates) if spec.candidates else None)
+
+
+def most_interfered(spec: Spec) -> Retrieval:
+    return MostInterfered(candidates(spec), spec.criterion or "mi1")  # type: ignore[arg-type]
+
+
+def candidates(spec: Spec) -> int | None:
+    return None if spec.candidates == "all" else int(spec.candidates or 50)
+
+
+METHODS: dict[str, Method] = {
+    "finetune": Method("a step on each batch, no replay: the lower bound", _finetune, frozenset({"updates"})),
+    "iid-online": Method(
+        "one pass over the shuffled stream: an upper bound", _finetune, frozenset({"updates"}), iid_epochs=1
+    ),
+    "iid-offline": Method(
+        "five passes over the shuffled stream: an upper bound",
+        _finetune,
+        frozenset({"updates"}),
+        iid_epochs=5,
+    ),
+    "er": Method("experience replay: memories recalled at random", replay(uniform), REPLAY),
+    "er-mir": Method(
+        "experience replay of the memories that the coming update interferes with most",
+        replay(most_interfered),
+        COMMON,
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------------ resolving
+
+SPEC_FIELDS = frozenset(Spec.__dataclass_fields__) - {"method", "stream", "method_version", "stream_version"}
+
+
+def find_method(name: str) -> Method:
+    if name not in METHODS:
+        raise InvalidInput(f"there is no method {name!r}; there are {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
+    """The spec of a run: the stream's settings, then the method's own, then what the user says, later ones winning.
+
+    ``memory`` (rows per class) stands for ``capacity`` (rows in all). Fields that the method does not use are
+    cleared; the user naming one that does not exist, or an option of another method, is refused.
+    """
+    known = find_method(method)
+    if stream not in STREAMS:
+        raise InvalidInput(f"there is no stream {stream!r}; there are {', '.join(STREAMS)}")
+    settings = stream_settings(stream)
+    defaults = {"options": dict(known.options)}
+    values = merge([defaults, settings["common"], settings["methods"].get(method, {}), *map(_with_capacity, layers)])
+    values = _memory_as_capacity(values, settings["common"].get("classes", 10))
+    unknown = values.keys() - SPEC_FIELDS - {"options"}
+    if unknown:
+        raise InvalidInput(
+            f"a run has no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(SPEC_FIELDS))}"
+        )
+    foreign = values["options"].keys() - known.options.keys()
+    if foreign:
+        there_are = f"it has {', '.join(known.options)}" if known.options else "it has none of its own"
+        raise InvalidInput(f"{method} has no option {', '.join(sorted(foreign))}; {there_are}")
+    for name in COMMON - known.uses:
+        values[name] = None
+    values.update(method_version=known.version, stream_version=STREAMS[stream].version)
+    return Spec(method=method, stream=stream, **values)
+
+
+def _with_capacity(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer that names one of memory and capacity overrides both."""
+    layer = dict(layer)
+    layer.pop("method", None), layer.pop("stream", None)
+    layer.pop("method_version", None), layer.pop("stream_version", None)
+    if layer.get("memory") is not None and layer.get("capacity") is not None:
+        raise InvalidInput("give memory (rows per class) or capacity (rows in all), not both")
+    if layer.get("memory") is not None:
+        layer["capacity"] = None
+    elif layer.get("capacity") is not None:
+        layer["memory"] = None
+    return layer
+
+
+def _memory_as_capacity(values: dict[str, Any], classes: int) -> dict[str, Any]:
+    memory = values.pop("memory", None)
+    values.pop("classes", None)
+    if memory is not None:
+        if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
+            raise InvalidInput(f"memory is {memory!r}; it must be a positive number of rows per class")
+        values["capacity"] = memory * classes
+    return values
+
+
+def build(spec: Spec, problem: Problem) -> Learner:
+    """The learner of a spec, for that problem."""
+    return find_method(spec.method).build(spec, problem)
+
+
+def prepare_for(scaling: str) -> Callable[[Tree], Tree]:
+    return prepare_symmetric if scaling == "symmetric" else prepare_unit
+
+
+def with_precision(spec: Spec, learner: Learner) -> Spec:
+    """The spec with the precision that ``auto`` came to on this machine: part of the run before its first step."""
+    return replace(spec, precision=learner.computation.name)

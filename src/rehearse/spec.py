@@ -1,0 +1,146 @@
+"""A run, frozen: everything that changes a number, and nothing else.
+
+A spec serialises to sorted JSON, and the hash of that is the key of its result. What the user leaves out is taken
+from the settings of the stream (``settings/*.toml``: the paper's, or ours where the paper has none).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .errors import InvalidInput
+
+Plain = bool | int | float | str | None | list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One run. A field that the method does not use is None, so that it does not change the key."""
+
+    method: str
+    stream: str
+    seed: int = 0
+    # the stream
+    split_seed: int = 0
+    tasks: int | None = None
+    samples_per_task: int | None = None
+    batch_size: int = 10
+    class_order: tuple[int, ...] | None = None
+    # the learner
+    network: str = "mlp"
+    lr: float = 0.05
+    capacity: int | None = None
+    updates: int | None = None
+    budget: int | None = None
+    candidates: int | str | None = None
+    criterion: str | None = None
+    batchnorm: str | None = None
+    exclude_current_task: bool | None = None
+    task_free: bool = False
+    precision: str = "auto"
+    options: Mapping[str, Plain] = field(default_factory=dict)
+    # raised by hand when the numbers of a method or stream change
+    method_version: int = 1
+    stream_version: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("seed", "split_seed"):
+            _check_whole(name, getattr(self, name), 0)
+        for name in ("tasks", "samples_per_task", "batch_size", "capacity", "updates", "budget"):
+            if getattr(self, name) is not None:
+                _check_whole(name, getattr(self, name), 1)
+        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr < float("inf"):
+            raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number")
+        if self.class_order is not None:
+            object.__setattr__(self, "class_order", tuple(self.class_order))
+        object.__setattr__(self, "options", dict(sorted(self.options.items())))
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values["class_order"] = None if self.class_order is None else list(self.class_order)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+        unknown = values.keys() - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise InvalidInput(f"a spec has no field {', '.join(sorted(unknown))}; this may be of a newer version")
+        return cls(**values)
+
+    @property
+    def canonical(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @property
+    def key(self) -> str:
+        """16 hex digits of SHA-256 over the canonical JSON: the name of the result on disk."""
+        return hashlib.sha256(self.canonical.encode()).hexdigest()[:16]
+
+    @property
+    def group(self) -> str:
+        """What runs of one table cell share: the spec without its seed and precision."""
+        return dataclasses.replace(self, seed=0, precision="auto").canonical
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+
+
+# ------------------------------------------------------------------------------------------------------- settings
+
+
+def stream_settings(stream: str) -> dict[str, Any]:
+    """The settings file of a stream: ``[common]``, ``[methods.NAME]`` and ``[specs.NAME]``."""
+    file = resources.files("rehearse").joinpath("settings", f"{stream}.toml")
+    if not file.is_file():
+        return {"common": {}, "methods": {}, "specs": {}}
+    return {"common": {}, "methods": {}, "specs": {}} | tomllib.loads(file.read_text("utf-8"))
+
+
+def named_specs() -> dict[str, dict[str, Any]]:
+    """The specs that ``--spec NAME`` knows, each with its method and stream."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted(resources.files("rehearse").joinpath("settings").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            stream = file.name.removesuffix(".toml")
+            for name, values in tomllib.loads(file.read_text("utf-8")).get("specs", {}).items():
+                found[name] = {"stream": stream, **values}
+    return found
+
+
+def load_spec_values(name_or_file: str) -> dict[str, Any]:
+    """The fields of a named spec, or of a TOML or JSON file (also the spec.json of an earlier run)."""
+    named = named_specs()
+    if name_or_file in named:
+        return named[name_or_file]
+    path = Path(name_or_file)
+    if not path.is_file():
+        raise InvalidInput(
+            f"{name_or_file!r} is neither a file nor a named spec; named are {', '.join(named) or 'none'}"
+        )
+    try:
+        text = path.read_text("utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as problem:
+        raise InvalidInput(f"{path} is no spec: {problem}") from problem
+    if not isinstance(values, dict):
+        raise InvalidInput(f"{path} is no spec: it must be a table of fields")
+    return values
+
+
+def merge(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Later layers win; ``options`` are merged one by one."""
+    merged: dict[str, Any] = {"options": {}}
+    for layer in layers:
+        merged["options"] = {**merged["options"], **layer.get("options", {})}
+        merged.update({name: value for name, value in layer.items() if name != "options"})
+    return merged
