@@ -141,9 +141,7 @@ class ArrayStream(Stream):
 
     def task_data(self, task: int) -> Batch:
         if not 0 <= task < len(self._tasks):
-            raise InvalidInput(
-                f"the stream {self.name} has the tasks 0 to {len(self._tasks) - 1}, not {task}"
-            )
+            raise InvalidInput(f"the stream {self.name} has the tasks 0 to {len(self._tasks) - 1}, not {task}")
         return replace(whole(self._tasks[task]), task=task if self._numbered else None)
 
     def iid(self, epochs: int = 1) -> ArrayStream:

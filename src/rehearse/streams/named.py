@@ -78,11 +78,7 @@ def make_stream(
     if known.permuted and class_order is not None:
         raise InvalidInput(f"{name} has all classes in every task: class_order does not apply")
     tasks = check_count("n_tasks", known.n_tasks if n_tasks is None else n_tasks)
-    count = (
-        known.samples_per_task
-        if samples_per_task is None
-        else check_count("samples_per_task", samples_per_task)
-    )
+    count = known.samples_per_task if samples_per_task is None else check_count("samples_per_task", samples_per_task)
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     dataset = load(known.dataset, data_dir, check_count("split_seed", split_seed, least=0))

@@ -46,8 +46,7 @@ def from_arrays(
         shuffle: whether ``seed`` orders the rows within a task; by default not with ``by="order"``, else yes.
         drop_last: whether a task's last incomplete batch is left out; by default nobody's rows are.
     """
-    what = "the training data"
-    inputs, targets = _pair(x, y, what)
+    inputs, targets = _pair(x, y, "the training data")
     grouping = _grouping(targets, by, tasks, n_tasks, class_order)
     numbered = by != "order" or n_tasks is not None
 
@@ -57,6 +56,7 @@ def from_arrays(
             raise InvalidInput(f"{what} has no row of task {empty[0]}")
         return [Rows(inputs, targets, rows) for rows in groups]
 
+    training = sources(inputs, targets, tasks, "the training data")
     sets = {}
     for key, given in (evaluation or {}).items():
         if not isinstance(given, (tuple, list)) or len(given) != (2 if tasks is None else 3):
@@ -67,7 +67,7 @@ def from_arrays(
         sets[key] = TaskSets(sources(*_pair(given[0], given[1], what), ids, what), numbered)
     return ArrayStream(
         name,
-        sources(inputs, targets, tasks, what),
+        training,
         evaluation=sets,
         n_classes=_count_classes(targets),
         batch_size=batch_size,
@@ -131,9 +131,7 @@ class _IterableStream(Stream):
         self.n_tasks, self.n_classes, self.length = n_tasks, n_classes, length
         self.batch_size, self.input_shape = batch_size, input_shape
         if not callable(source) and not isinstance(source, Iterable):
-            raise InvalidType(
-                f"a stream needs an iterable, or a function that makes one, not {type(source).__name__}"
-            )
+            raise InvalidType(f"a stream needs an iterable, or a function that makes one, not {type(source).__name__}")
         self._source = source
         self._spent = False
 
@@ -151,9 +149,7 @@ class _IterableStream(Stream):
         return (as_batch(item) for item in islice(items, start, self.length))
 
     def task_data(self, task: int) -> NoReturn:
-        raise InvalidInput(
-            f"the stream {self.name} passes by: it cannot give all data of task {task}; use from_arrays"
-        )
+        raise InvalidInput(f"the stream {self.name} passes by: it cannot give all data of task {task}; use from_arrays")
 
     def iid(self, epochs: int = 1) -> NoReturn:
         raise InvalidInput(f"the stream {self.name} passes by and cannot be shuffled; use from_arrays")
@@ -164,9 +160,7 @@ def as_batch(item: Any) -> Batch:
     if isinstance(item, Batch):
         return item
     if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
-        raise InvalidType(
-            f"a stream yields (x, y), (x, y, task) or a Batch, and this is {type(item).__name__}"
-        )
+        raise InvalidType(f"a stream yields (x, y), (x, y, task) or a Batch, and this is {type(item).__name__}")
     x = tree_map(_as_tensor, as_rows(_lists_as_tuples(item[0]), "x"))
     y = as_targets(item[1])
     _check_rows(x, y, "a batch")
@@ -175,9 +169,7 @@ def as_batch(item: Any) -> Batch:
 
 def _lists_as_tuples(tree: Any) -> Any:
     """Loaders turn tuples of inputs into lists; a list of numbers is an array and stays."""
-    if isinstance(tree, (list, tuple)) and any(
-        isinstance(part, (Tensor, np.ndarray, dict, list)) for part in tree
-    ):
+    if isinstance(tree, (list, tuple)) and any(isinstance(part, (Tensor, np.ndarray, dict, list)) for part in tree):
         return tuple(_lists_as_tuples(part) for part in tree)
     if isinstance(tree, dict):
         return {key: _lists_as_tuples(branch) for key, branch in tree.items()}
@@ -221,9 +213,7 @@ def _grouping(
     """How rows are told apart: a function from (targets, task ids) to the rows of each task."""
     if tasks is not None:
         if by is not None or n_tasks is not None or class_order is not None:
-            raise InvalidInput(
-                "tasks say already which row is of which task: leave out by, n_tasks and class_order"
-            )
+            raise InvalidInput("tasks say already which row is of which task: leave out by, n_tasks and class_order")
         return _by_ids(np.unique(_task_ids(tasks, len(y))))
     if by == "order":
         if class_order is not None:
@@ -232,9 +222,7 @@ def _grouping(
     if by not in (None, "class"):
         raise InvalidInput(f"by must be 'class' or 'order', not {by!r}; task ids go to tasks=")
     if _count_classes(y) is None:
-        raise InvalidInput(
-            "by='class' needs one whole number from 0 on as the target of each row; try by='order'"
-        )
+        raise InvalidInput("by='class' needs one whole number from 0 on as the target of each row; try by='order'")
     return _by_class(y, n_tasks, class_order)
 
 

@@ -81,9 +81,7 @@ def draw(pool: Index, count: int | None, chance: np.random.Generator, name: str)
     if count is None:
         return pool
     if check_count("samples_per_task", count) > len(pool):
-        raise InvalidInput(
-            f"a task of {name} has {len(pool):,} training rows; samples_per_task {count:,} is more"
-        )
+        raise InvalidInput(f"a task of {name} has {len(pool):,} training rows; samples_per_task {count:,} is more")
     return np.sort(chance.permutation(pool)[:count])
 
 
@@ -93,7 +91,5 @@ def check_order(class_order: Sequence[int] | None, n_classes: int) -> Index:
         return np.arange(n_classes)
     order = np.asarray(class_order)
     if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order, axis=None), np.arange(n_classes)):
-        raise InvalidInput(
-            f"class_order must name every class from 0 to {n_classes - 1} once, not {class_order!r}"
-        )
+        raise InvalidInput(f"class_order must name every class from 0 to {n_classes - 1} once, not {class_order!r}")
     return order.astype(np.int64)

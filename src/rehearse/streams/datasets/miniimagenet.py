@@ -80,18 +80,14 @@ def read_lists(folder: Path) -> list[tuple[str, str]]:
             raise DataError(f"{folder / name} must begin with the line filename,label. {ADVICE}")
         for number, line in enumerate(lines[1:], start=2):
             if len(line) != 2 or Path(line[0]).name != line[0] or not line[0] or not line[1]:
-                raise DataError(
-                    f"{folder / name}, line {number}: expected a file name and a label, found {line}"
-                )
+                raise DataError(f"{folder / name}, line {number}: expected a file name and a label, found {line}")
             entries.append((line[0], line[1]))
     if not entries:
         raise DataError(f"the three lists in {folder} name no image. {ADVICE}")
     return entries
 
 
-def decoded(
-    folder: Path, files: list[str], on_progress: Callable[[int, int], None] | None = None
-) -> NDArray[np.uint8]:
+def decoded(folder: Path, files: list[str], on_progress: Callable[[int, int], None] | None = None) -> NDArray[np.uint8]:
     """The images as one memory-mapped array, decoded now if they never were.
 
     The array lies beside the images, or in the user's cache where that directory cannot be written; its name
@@ -157,13 +153,9 @@ def _open(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
         array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as problem:
-        raise DataError(
-            f"{path} is damaged ({problem}); delete it, and the images are decoded anew"
-        ) from problem
+        raise DataError(f"{path} is damaged ({problem}); delete it, and the images are decoded anew") from problem
     if array.shape != shape or array.dtype != np.uint8:
-        raise DataError(
-            f"{path} is not the {shape} bytes of the lists; delete it, and the images are decoded anew"
-        )
+        raise DataError(f"{path} is not the {shape} bytes of the lists; delete it, and the images are decoded anew")
     return array  # type: ignore[no-any-return]
 
 
