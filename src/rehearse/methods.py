@@ -7,7 +7,7 @@ differs). The contract tests pick it up by themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ class Problem:
     input_shape: tuple[int, ...]
     prepare: Callable[[Tree], Tree]
     network: Callable[[], nn.Module]
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,3 @@ def build(spec: Spec, problem: Problem) -> Learner:
 
 def prepare_for(scaling: str) -> Callable[[Tree], Tree]:
     return prepare_symmetric if scaling == "symmetric" else prepare_unit
-
-
-def with_precision(spec: Spec, learner: Learner) -> Spec:
-    """The spec with the precision that ``auto`` came to on this machine: part of the run before its first step."""
-    return replace(spec, precision=learner.computation.name)

@@ -91,6 +91,14 @@ class Learner(ABC):
     def end_task(self) -> None:
         """The task is over; called before evaluation. Optional, and nothing by default."""
 
+    def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
+        """What the method can measure of itself on a test set, beyond accuracy. Nothing by default."""
+        return {}
+
+    def report(self) -> dict[str, Any]:
+        """What a finished run should tell of the learner, as plain values. Nothing by default."""
+        return {}
+
     def predict(self, x: Tree) -> Tensor:
         """The most likely class of each row (for regression the values, for multi-label streams a boolean each)."""
         scores = self.scores(x)
@@ -110,7 +118,7 @@ class Learner(ABC):
         x = checked_inputs(x)
         rows = len(tree_leaves(x)[0])
         parts = [
-            self._evaluate(tree_map(lambda leaf: leaf[start : start + PREDICTION_ROWS], x))
+            self._evaluate(tree_map(lambda leaf, start=start: leaf[start : start + PREDICTION_ROWS], x))
             for start in range(0, max(rows, 1), PREDICTION_ROWS)
         ]
         return torch.cat(parts)

@@ -1,6 +1,34 @@
 """The paper's networks. Each has ``features(x)``, what its last layer sees, and ``head``, that last layer."""
 
-from rehearse.nets.mlp import MLP
-from rehearse.nets.resnet import ReducedResNet18
+from __future__ import annotations
 
-__all__ = ["MLP", "ReducedResNet18"]
+import math
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from ..errors import InvalidInput
+from .mlp import MLP
+from .resnet import ReducedResNet18
+
+__all__ = ["MLP", "NETWORKS", "ReducedResNet18", "make_network"]
+
+# The names in specs: how to build that network for so many classes and inputs of that shape.
+NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
+    "mlp": lambda classes, shape: MLP(math.prod(shape), classes=classes),
+    "resnet18": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape)),
+    "resnet18-groupnorm": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape), norm="group"),
+}
+
+
+def make_network(name: str, *, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
+    """The network of that name."""
+    if name not in NETWORKS:
+        raise InvalidInput(f"there is no network {name!r}; there are {', '.join(NETWORKS)}")
+    return NETWORKS[name](classes, input_shape)
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise InvalidInput(f"this network takes images (channels, height, width); the inputs have shape {shape}")
+    return shape[0], shape[1], shape[2]

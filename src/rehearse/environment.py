@@ -1,0 +1,58 @@
+"""What software and machine made a result."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@cache
+def environment() -> dict[str, Any]:
+    """Versions, processor and commit; small, and free of paths and host names."""
+    from . import __version__
+
+    return {
+        "rehearse": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "system": platform.system(),
+        "processor": processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def processor() -> str:
+    """The processor's own name, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def peak_memory() -> int:
+    """The most resident memory that this process has had, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _commit() -> str | None:
+    """The commit of a checkout; None for an installed package."""
+    here = Path(__file__).resolve().parent
+    try:
+        command = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None

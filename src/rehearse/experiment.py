@@ -1,0 +1,349 @@
+"""One run: spec -> stream and learner -> result.
+
+A run that writes into a folder leaves there its spec, its metrics as they come (JSON lines), the accuracy matrix,
+what software and machine made it, and a checkpoint from which it goes on, bit for bit, after a crash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import metrics
+from .batch import Batch
+from .compute import resolve_precision
+from .checkpoint import read_state, write_state
+from .environment import environment, peak_memory
+from .errors import CheckpointError, InvalidInput
+from .learners import Learner, Step
+from .methods import Problem, build, find_method, prepare_for
+from .nets import make_network
+from .spec import Spec
+from .streams import Stream, make_stream
+
+EVALUATED = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands: what the command line draws."""
+
+    key: str
+    step: int
+    steps: int | None
+    task: int | None
+    loss: float | None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run is carried out; none of it changes a number."""
+
+    data_dir: str | None = None
+    device: str = "cpu"
+    checkpoint_seconds: float = 30.0
+    checkpoint_steps: int | None = None
+    trace: bool = False
+
+
+def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
+    """The stream of a spec, shuffled for the methods that are upper bounds."""
+    stream = make_stream(
+        spec.stream,
+        seed=spec.seed,
+        split_seed=spec.split_seed,
+        samples_per_task=spec.samples_per_task,
+        n_tasks=spec.tasks,
+        batch_size=spec.batch_size,
+        class_order=spec.class_order,
+        data_dir=data_dir,
+    )
+    epochs = find_method(spec.method).iid_epochs
+    return stream.iid(epochs) if epochs else stream
+
+
+def spec_problem(spec: Spec, stream: Stream, device: str = "cpu") -> Problem:
+    if stream.n_classes is None or stream.input_shape is None:
+        raise InvalidInput(f"{stream.name} does not say how many classes or what inputs it has")
+    classes, shape = stream.n_classes, stream.input_shape
+    return Problem(
+        classes=classes,
+        tasks=stream.n_tasks,
+        input_shape=shape,
+        prepare=prepare_for(stream.scaling),
+        network=lambda: make_network(spec.network, classes=classes, input_shape=shape),
+        device=torch.device(device),
+    )
+
+
+def with_precision(spec: Spec, device: str = "cpu") -> Spec:
+    """The spec with ``auto`` replaced by what this processor resolves it to, before the first step."""
+    return dataclasses.replace(spec, precision=_resolved_precision(spec.network, spec.precision, device))
+
+
+@cache
+def _resolved_precision(network: str, precision: str, device: str) -> str:
+    model = make_network(network, classes=10, input_shape=(3, 32, 32))
+    return resolve_precision(precision, model, torch.device(device)).name
+
+
+class Run:
+    """A run in progress: the learner, its place in the stream, and what has been measured so far."""
+
+    def __init__(self, spec: Spec, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.spec = spec = with_precision(spec, self.settings.device)
+        self.stream = spec_stream(spec, self.settings.data_dir)
+        self.learner: Learner = build(spec, spec_problem(spec, self.stream, self.settings.device))
+        if spec.task_free and self.learner.task_aware:
+            raise InvalidInput(f"{spec.method} needs tasks; it cannot run task-free")
+        tasks = len(self.stream.evaluation["test"])
+        self.position = 0
+        self.begun: int | None = None
+        self.matrices = {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
+        self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
+        self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
+
+    def steps(self, on_begin: Callable[[int], None] | None = None) -> Iterator[tuple[Batch, Step, bool]]:
+        """Learn from here to the end; yields each batch with its step, and whether an evaluation followed it.
+
+        Between two yields the run may be checkpointed; so it may inside ``on_begin``, which long preparations of a
+        task call as they go.
+        """
+        batches = self.stream.batches(start=self.position)
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            self._begin(batch, on_begin)
+            started = time.perf_counter()
+            step = self.learner.observe(batch.x, batch.y, None if self.spec.task_free else batch.task)
+            self.training_seconds += time.perf_counter() - started
+            self.position += 1
+            ends = following is None or following.task != batch.task
+            if ends:
+                self._end(batch)
+            yield batch, step, ends
+            batch = following
+
+    def _begin(self, batch: Batch, on_begin: Callable[[int], None] | None) -> None:
+        task = batch.task
+        if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
+            return
+        started = time.perf_counter()
+        self.learner.begin_task(self.stream.task_data(task), task, on_begin)
+        self.training_seconds += time.perf_counter() - started
+        self.begun = task
+
+    @property
+    def _iid(self) -> bool:
+        return find_method(self.spec.method).iid_epochs > 0
+
+    def _end(self, batch: Batch) -> None:
+        started = time.perf_counter()
+        if not self.spec.task_free:
+            self.learner.end_task()
+        self.training_seconds += time.perf_counter() - started
+        started = time.perf_counter()
+        row = len(self.extra) - 1 if self._iid or not isinstance(batch.task, int) else batch.task
+        for name, tasks in self.stream.evaluation.items():
+            for column, rows in enumerate(tasks):
+                right = self.learner.predict(rows.x).cpu() == rows.y
+                self.matrices[name][row, column] = right.double().mean().item()
+        self.extra[row] = self._extra_metrics(row)
+        self.evaluation_seconds += time.perf_counter() - started
+
+    def _extra_metrics(self, row: int) -> dict[str, float]:
+        """What the method measures of itself on the test sets of the tasks seen so far, averaged over them."""
+        seen = self.stream.evaluation["test"] if self._iid else self.stream.evaluation["test"][: row + 1]
+        measured = [self.learner.evaluation_metrics(rows.x, rows.y) for rows in seen]
+        return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
+
+    # ---------------------------------------------------------------------------------------------------- state
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spec": self.spec.canonical,
+            "position": self.position,
+            "begun": self.begun,
+            "learner": self.learner.state_dict(),
+            "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
+            "extra": self.extra,
+            "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        if state.get("spec") != self.spec.canonical:
+            raise CheckpointError("the checkpoint is of another run")
+        self.learner.load_state_dict(state["learner"])
+        self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
+        self.matrices = {name: np.array(matrix) for name, matrix in state["matrices"].items()}
+        self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed = state["cost"]
+
+    # --------------------------------------------------------------------------------------------------- result
+
+    def result(self) -> dict[str, Any]:
+        """Everything a table needs, as plain values: fractions, None for undefined."""
+        test = self.matrices["test"]
+        sizes = [len(rows) for rows in self.stream.evaluation["test"]]
+        numbers = {
+            "accuracy": metrics.average_accuracy(test),
+            "pooled_accuracy": metrics.pooled_accuracy(test, sizes),
+            "forgetting": metrics.forgetting(test),
+            "backward_transfer": metrics.backward_transfer(test),
+            "learning_accuracy": metrics.learning_accuracy(test),
+            "anytime_accuracy": metrics.anytime_accuracy(test),
+        }
+        if "validation" in self.matrices:
+            numbers["validation_accuracy"] = metrics.average_accuracy(self.matrices["validation"])
+        return {
+            "key": self.spec.key,
+            "spec": self.spec.to_dict(),
+            "metrics": plain(numbers | self.extra[-1]),
+            "extra": plain(self.extra),
+            "matrices": plain({name: matrix.tolist() for name, matrix in self.matrices.items()}),
+            "test_sizes": sizes,
+            "report": plain(self.learner.report()),
+            "cost": {
+                "seconds": self.elapsed,
+                "cpu_seconds": self.cpu_seconds,
+                "training_seconds": self.training_seconds,
+                "evaluation_seconds": self.evaluation_seconds,
+                "steps": self.position,
+                "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,
+                "forward_passes": self.learner.forward_passes,
+                "peak_memory_bytes": peak_memory(),
+            },
+        }
+
+
+def execute(
+    spec: Spec,
+    folder: Path | None = None,
+    settings: Settings | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> dict[str, Any]:
+    """Carry a run out, from its checkpoint in ``folder`` if there is one, and return its result."""
+    run = Run(spec, settings)
+    log = RunLog(folder, run) if folder is not None else None
+    clock, cpu = time.perf_counter(), time.process_time()
+    elapsed, spent = run.elapsed, run.cpu_seconds
+
+    def tick() -> None:
+        run.elapsed = elapsed + time.perf_counter() - clock
+        run.cpu_seconds = spent + time.process_time() - cpu
+
+    def preparing(_: int) -> None:
+        tick()
+        if log is not None:
+            log.checkpoint_if_due()
+        if on_progress is not None:
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None))
+
+    for batch, step, evaluated in run.steps(preparing):
+        tick()
+        if log is not None:
+            log.step(batch, step, evaluated)
+            log.checkpoint_if_due()
+        if on_progress is not None:
+            task = batch.task if isinstance(batch.task, int) else None
+            seen = float(np.nanmean(run.matrices["test"][task or 0])) if evaluated else None
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, seen))
+    tick()
+    result = run.result() | {"environment": environment()}
+    if log is not None:
+        log.finish(result)
+    return result
+
+
+class RunLog:
+    """What a run leaves in its folder, and its checkpoint."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        self.folder, self.run = folder, run
+        folder.mkdir(parents=True, exist_ok=True)
+        self._checkpoint = folder / "checkpoint"
+        offset = self._resume()
+        _write_json(folder / "spec.json", run.spec.to_dict())
+        _write_json(folder / "environment.json", environment())
+        self._metrics = open(folder / "metrics.jsonl", "r+b" if (folder / "metrics.jsonl").exists() else "w+b")  # noqa: SIM115
+        self._metrics.truncate(offset)  # lines of steps after the checkpoint will be written again
+        self._metrics.seek(offset)
+        self._last = time.monotonic()
+        self._last_position = run.position
+
+    def _resume(self) -> int:
+        """Take the run up at its checkpoint; one that is damaged or of another run is refused and removed."""
+        self.refused: str | None = None
+        if not self._checkpoint.exists():
+            return 0
+        try:
+            state = read_state(self._checkpoint)
+            self.run.load(state["run"])
+            return int(state["metrics_offset"])
+        except (CheckpointError, KeyError, TypeError) as problem:
+            self.refused = f"{self._checkpoint} is refused, the run starts over: {problem}"
+            self._checkpoint.unlink()
+            return 0
+
+    def step(self, batch: Batch, step: Step, evaluated: bool) -> None:
+        line: dict[str, Any] = {
+            "step": self.run.position,
+            "task": batch.task if isinstance(batch.task, int) else None,
+            "incoming_loss": step.incoming_loss,
+            "recalled_loss": step.recalled_loss,
+            "interference": None if step.interference is None else step.interference.mean().item(),
+        }
+        if self.run.settings.trace and step.recalled is not None and step.recalled.slots is not None:
+            line["recalled"] = step.recalled.slots.tolist()
+            line["scores"] = None if step.interference is None else step.interference.tolist()
+        self._write(line)
+        if evaluated:
+            row = len(self.run.extra) - 1 if line["task"] is None or self.run._iid else line["task"]
+            rows = {name: matrix[row].tolist() for name, matrix in self.run.matrices.items()}
+            self._write({"step": self.run.position, "evaluated_after_task": row, **rows, **self.run.extra[row]})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(plain(line)).encode() + b"\n")
+
+    def checkpoint_if_due(self) -> None:
+        settings = self.run.settings
+        steps = settings.checkpoint_steps
+        due = time.monotonic() - self._last >= settings.checkpoint_seconds
+        if due or (steps is not None and self.run.position - self._last_position >= steps):
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+            write_state(self._checkpoint, {"run": self.run.state(), "metrics_offset": self._metrics.tell()})
+            self._last, self._last_position = time.monotonic(), self.run.position
+
+    def finish(self, result: dict[str, Any]) -> None:
+        self._metrics.close()
+        _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: not-a-number and infinity are undefined there."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _write_json(path: Path, value: Any) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", "utf-8")
+    part.replace(path)
