@@ -22,8 +22,8 @@ import torch
 
 from . import metrics
 from .batch import Batch
-from .compute import resolve_precision
 from .checkpoint import read_state, write_state
+from .compute import resolve_precision
 from .environment import environment, peak_memory
 from .errors import CheckpointError, InvalidInput
 from .learners import Learner, Step
@@ -31,8 +31,6 @@ from .methods import Problem, build, find_method, prepare_for
 from .nets import make_network
 from .spec import Spec
 from .streams import Stream, make_stream
-
-EVALUATED = ("validation", "test")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+# `make demo` to see it, `make test` to trust it. Everything is installed into .venv, nothing elsewhere
+# (but for Debian's Chromium, which the test of the page installs where it may).
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+EXTRAS = demo,images,plot,report,sklearn,river,tune,ray,tensorboard
+
+.PHONY: demo test lint bench docs reproduction wheel format clean help
+
+help:  ## what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	@touch $@
+
+$(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),development]'
+	@touch $@
+
+demo: $(VENV)/.demo  ## compare plain replay with most-interfered replay on five tasks of real digits
+	$(BIN)/rehearse run --out runs/demo
+
+test: $(VENV)/.development lint  ## everything that CI checks
+	sh tests/page/install-chromium
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+lint: $(VENV)/.development  ## style, types, and the direction of imports
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.development  ## how fast, as ratios within one run; writes docs/performance.md
+	$(BIN)/python benchmarks/bench.py
+
+docs: $(VENV)/.development  ## the site, into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+reproduction: $(VENV)/.development  ## docs/reproduction.md from results/
+	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md
+
+wheel: $(VENV)/.development  ## dist/*.whl
+	$(BIN)/python -m build --wheel --quiet
+
+format: $(VENV)/.development
+	$(BIN)/ruff check --fix src tests benchmarks
+	$(BIN)/ruff format src tests benchmarks
+
+clean:
+	rm -rf dist build site runs/demo

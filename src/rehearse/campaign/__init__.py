@@ -1,0 +1,1 @@
+"""Many runs: where their results live, and what carries them out."""

@@ -1,0 +1,109 @@
+"""Where results live: ``OUT/<key>.json``, written last and whole, and ``OUT/<key>/`` with what the run left.
+
+A spec with a result is never run again. When the version of its method or stream has moved on, the result stays on
+disk under its old key and is *stale*: shown as such, never taken for the new one.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import DataError, InvalidInput, RehearseError
+from ..spec import Spec
+
+Status = Literal["done", "stale", "started", "missing"]
+
+
+class StoreError(RehearseError, OSError):
+    """The results' directory cannot be written."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of results."""
+
+    root: Path
+
+    def folder(self, spec: Spec) -> Path:
+        return self.root / spec.key
+
+    def path(self, spec: Spec) -> Path:
+        return self.root / f"{spec.key}.json"
+
+    def status(self, spec: Spec) -> Status:
+        if self.path(spec).exists():
+            return "done"
+        if any(self.path(older).exists() for older in older_versions(spec)):
+            return "stale"
+        return "started" if (self.folder(spec) / "checkpoint").exists() else "missing"
+
+    def get(self, spec: Spec) -> dict[str, Any] | None:
+        """The result of a spec, or None; a file that is no result is an error, not a missing one."""
+        path = self.path(spec)
+        return read_result(path) if path.exists() else None
+
+    def put(self, spec: Spec, result: dict[str, Any]) -> None:
+        """Write a result whole or not at all."""
+        path = self.path(spec)
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            with open(part, "w", encoding="utf-8") as file:
+                file.write(json.dumps(result, indent=1, sort_keys=True, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as problem:
+            part.unlink(missing_ok=True)
+            raise unwritable(self.root, problem) from problem
+
+    def check_writable(self) -> None:
+        """Refuse a directory that cannot be written before anything is computed for it."""
+        probe = self.root / f".probe.{os.getpid()}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"\0" * 4096)
+            probe.unlink()
+        except OSError as problem:
+            raise unwritable(self.root, problem) from problem
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """Every result there is, by key."""
+        for path in sorted(self.root.glob("*.json")):
+            if len(path.stem) == 16 and all(character in "0123456789abcdef" for character in path.stem):
+                yield read_result(path)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        spec = Spec.from_dict(result["spec"])
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, InvalidInput) as problem:
+        raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
+    if spec.key != path.stem:
+        raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")
+    return dict(result)
+
+
+def older_versions(spec: Spec) -> Iterator[Spec]:
+    """The same run under earlier versions of its method or stream."""
+    for method in range(1, spec.method_version + 1):
+        for stream in range(1, spec.stream_version + 1):
+            if (method, stream) != (spec.method_version, spec.stream_version):
+                yield replace(spec, method_version=method, stream_version=stream)
+
+
+def unwritable(root: Path, problem: OSError) -> StoreError:
+    reason = {
+        errno.ENOSPC: "the disk is full: make room",
+        errno.EDQUOT: "the disk quota is used up: make room",
+        errno.EROFS: "the file system is read-only: choose another --out",
+        errno.EACCES: "there is no permission to write: choose another --out",
+    }.get(problem.errno or 0, str(problem))
+    return StoreError(f"cannot write to {root}: {reason}. Earlier results are untouched; the same command goes on.")

@@ -1,0 +1,64 @@
+"""`rehearse data`: what data sets there are, where, and how to get them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from ..streams.datasets import fetch as data
+from .console import errors, output
+
+app = typer.Typer(help="Data sets on disk: list, fetch, verify, where.", no_args_is_help=True, rich_markup_mode=None)
+
+DataDir = Annotated[
+    str | None,
+    typer.Option("--data-dir", help="Where data sets are, before $REHEARSE_DATA and the user's cache directory."),
+]
+Name = Annotated[str, typer.Argument(help="mnist, cifar10, miniimagenet or digits5k")]
+
+
+@app.command("list")
+def list_(data_dir: DataDir = None) -> None:
+    """What data sets there are, and which of them are here."""
+    table = Table()
+    for column in ("name", "what", "where", "how to get it"):
+        table.add_column(column, overflow="fold")
+    for status in data.list_data(data_dir):
+        table.add_row(status.name, status.title, str(status.place) if status.place else "not here", status.how)
+    output.print(table)
+
+
+@app.command()
+def fetch(name: Name, data_dir: DataDir = None) -> None:
+    """Download a data set, checksums verified; a broken-off download goes on where it stopped."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=errors) as progress:
+        bars = {}
+
+        def draw(file: str, done: int, total: int | None) -> None:
+            if file not in bars:
+                bars[file] = progress.add_task(file, total=total)
+            progress.update(bars[file], completed=done, total=total)
+
+        place = data.fetch(name, data_dir, draw)
+    output.print(f"{name} is at {place}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def verify(name: Name, data_dir: DataDir = None) -> None:
+    """Check every file of a data set against its published checksum."""
+    checks = data.verify(name, data_dir)
+    for check in checks:
+        output.print(f"{check.path}: {check.problem or 'right'}", soft_wrap=True, highlight=False, markup=False)
+    if any(check.problem for check in checks):
+        raise typer.Exit(1)
+
+
+@app.command()
+def where(data_dir: DataDir = None) -> None:
+    """The directories that are searched, in their order."""
+    for place in data.where(data_dir):
+        output.print(str(place), soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,254 @@
+"""`rehearse run` and `rehearse show`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ..campaign.local import run_all
+from ..campaign.store import Store, read_result
+from ..errors import InvalidInput
+from ..experiment import Settings
+from ..methods import COMMON, METHODS, find_method, resolve
+from ..report.compare import compare, low_ceilings
+from ..report.progress import draw, label
+from ..report.tables import comparison_table, differences_table
+from ..spec import Spec, load_spec_values
+from ..streams import STREAMS
+from .console import errors, output
+
+DEFAULT_METHODS = ("er", "er-mir")
+DEFAULT_STREAM = "split-mnist-5k"
+
+
+def run(
+    methods: Annotated[
+        list[str] | None, typer.Argument(help=f"Methods to compare: {', '.join(METHODS)}. Default: er er-mir.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option(help=f"The stream: {', '.join(STREAMS)}. Default: {DEFAULT_STREAM}.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many runs of each method: seeds 0 to N − 1.")] = 5,
+    first_seed: Annotated[int, typer.Option(help="Start counting seeds here.")] = 0,
+    memory: Annotated[
+        int | None, typer.Option(help="Memories per class, M in the paper; the capacity is M × number of classes.")
+    ] = None,
+    capacity: Annotated[int | None, typer.Option(help="Memories in all, instead of --memory.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate α, of the step and of the look-ahead.")] = None,
+    criterion: Annotated[
+        str | None,
+        typer.Option(help="mi1: loss after minus before the foreseen step; mi2: minus the lowest loss seen so far."),
+    ] = None,
+    candidates: Annotated[
+        str | None, typer.Option(help="C, the memories that are scored for each batch; 'all' scores the whole memory.")
+    ] = None,
+    budget: Annotated[int | None, typer.Option(help="B, the memories that are replayed with each batch.")] = None,
+    updates: Annotated[int | None, typer.Option(help="Iterations for each incoming batch.")] = None,
+    batchnorm: Annotated[
+        str | None, typer.Option(help="How batch-norm is treated: published, clean, joint or recalibrated.")
+    ] = None,
+    include_current_task: Annotated[
+        bool, typer.Option("--include-current-task", help="Let memories of the current task be recalled too.")
+    ] = False,
+    task_free: Annotated[bool, typer.Option("--task-free", help="Hide the tasks from the learner.")] = False,
+    samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Number of tasks; default: the paper's.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows that arrive together (10).")] = None,
+    class_order: Annotated[
+        str | None, typer.Option(help="Which classes make which task, as in 5,3,0,1,…; labels stay as they are.")
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="mlp, resnet18, …; default: the stream's.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, float32 (exact and portable), bfloat16 or bfloat16-scoring.")
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", "-o", help="A method's own option, NAME=VALUE; see `rehearse methods`."),
+    ] = None,
+    spec: Annotated[str | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where results and checkpoints go; the same command goes on from there.")
+    ] = Path("runs"),
+    jobs: Annotated[
+        int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, or cuda (supported, untested).")] = "cpu",
+    data_dir: Annotated[str | None, typer.Option(help="Where data sets are.")] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write which rows were replayed at each step, with scores.")
+    ] = False,
+    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+) -> None:
+    """Run one or several methods on a stream, over seeds, and compare them.
+
+    Without arguments: er and er-mir on the embedded digits. Options override the paper's settings for the stream.
+    """
+    base = load_spec_values(spec) if spec else {}
+    names = methods or ([base["method"]] if "method" in base else list(DEFAULT_METHODS))
+    stream = stream or base.get("stream", DEFAULT_STREAM)
+    if seeds < 1:
+        raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
+    chosen: dict[str, Any] = {
+        "memory": memory,
+        "capacity": capacity,
+        "lr": lr,
+        "criterion": criterion,
+        "candidates": _candidates(candidates),
+        "budget": budget,
+        "updates": updates,
+        "batchnorm": batchnorm,
+        "samples_per_task": samples_per_task,
+        "tasks": tasks,
+        "batch_size": batch_size,
+        "class_order": _numbers(class_order),
+        "network": network,
+        "precision": precision,
+        "exclude_current_task": False if include_current_task else None,
+        "task_free": True if task_free else None,
+    }
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    _refuse_unused(names, chosen)
+    options = _options(option or [])
+    specs = {
+        name: [
+            resolve(name, stream, base, chosen, {"options": _of(name, options, names)}, {"seed": seed})
+            for seed in range(first_seed, first_seed + seeds)
+        ]
+        for name in dict.fromkeys(names)
+    }
+    settings = Settings(data_dir=data_dir, device=device, trace=trace, checkpoint_seconds=checkpoint_seconds)
+    everything = [one for group in specs.values() for one in group]
+    go_on = f"the same command goes on from {out}"
+    try:
+        finished, failed = draw(run_all(everything, Store(out), settings, jobs), len(everything), errors)
+    except KeyboardInterrupt:
+        errors.print(f"stopped; {go_on}")
+        raise typer.Exit(130) from None
+    groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
+    comparison = compare(
+        {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}
+    )
+    if as_json:
+        print(json.dumps(comparison, allow_nan=False))
+    elif finished:
+        output.print(comparison_table(comparison))
+        differences = differences_table(comparison)
+        if differences is not None:
+            output.print(differences)
+        for sentence in low_ceilings(comparison):
+            output.print(sentence)
+    for event in failed:
+        errors.print(f"{label(event.spec)} failed: {event.error}\n{event.detail}", style="red", markup=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+def show(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's key (its first digits suffice), or its file.")],
+    out: Annotated[Path, typer.Option(help="Where results are.")] = Path("runs"),
+) -> None:
+    """One run: its settings, its numbers, and how to rerun it."""
+    result = read_result(_find(run, out))
+    spec = Spec.from_dict(result["spec"])
+    table = Table(title=f"{label(spec)} ({spec.key})", show_header=False)
+    for name, value in spec.to_dict().items():
+        if value not in (None, {}, ""):
+            table.add_row(name, json.dumps(value))
+    for name, value in result["metrics"].items():
+        table.add_row(name, "undefined" if value is None else f"{value:.4f}", style="bold")
+    for name, value in (result["cost"] | result["environment"]).items():
+        table.add_row(name, f"{value:.1f}" if isinstance(value, float) else str(value), style="dim")
+    output.print(table)
+    output.print(f"rerun: {rerun_command(spec)}", soft_wrap=True, highlight=False, markup=False)
+
+
+def methods() -> None:
+    """The methods, and the options of their own that --option sets."""
+    table = Table()
+    for column in ("method", "what it does", "options of its own"):
+        table.add_column(column, overflow="fold")
+    for name, method in METHODS.items():
+        own = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
+        table.add_row(name, method.summary, own or "–")
+    output.print(table)
+
+
+def rerun_command(spec: Spec) -> str:
+    """The command line that makes this run again."""
+    words = ["rehearse", "run", spec.method, "--stream", spec.stream, "--seeds", "1", "--first-seed", str(spec.seed)]
+    for name in ("capacity", "lr", "criterion", "candidates", "budget", "updates", "batchnorm", "samples_per_task",
+                 "tasks", "batch_size", "network", "precision"):  # fmt: skip
+        value = getattr(spec, name)
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if spec.class_order is not None:
+        words += ["--class-order", ",".join(map(str, spec.class_order))]
+    words += ["--include-current-task"] if spec.exclude_current_task is False else []
+    words += ["--task-free"] if spec.task_free else []
+    for name, value in spec.options.items():
+        words += ["--option", f"{name}={json.dumps(value)}"]
+    return shlex.join(words)
+
+
+def _find(run: str, out: Path) -> Path:
+    if Path(run).is_file():
+        return Path(run)
+    found = sorted(out.glob(f"{run}*.json"))
+    if len(found) != 1:
+        problem = f"no run {run!r}" if not found else f"{len(found)} runs begin with {run!r}"
+        raise InvalidInput(f"there is {problem} in {out}" if not found else f"{problem} in {out}; give more digits")
+    return found[0]
+
+
+def _candidates(text: str | None) -> int | str | None:
+    if text is None or text == "all":
+        return text
+    if not text.isdigit():
+        raise InvalidInput(f"candidates is {text!r}; it must be a number, or all")
+    return int(text)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f"class-order is {text!r}; give the classes as numbers with commas, as in 3,1,0,2") from None
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise InvalidInput(f"option {word!r} is not of the form NAME=VALUE")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+def _of(method: str, options: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The options that concern this method; one that concerns none of the methods is refused."""
+    known = {name: find_method(name).options for name in names}
+    for option in options:
+        if not any(option in own for own in known.values()):
+            raise InvalidInput(f"{', '.join(names)} has no option {option!r}; `rehearse methods` lists what there is")
+    return {name: value for name, value in options.items() if name in known[method]}
+
+
+def _refuse_unused(names: list[str], chosen: dict[str, Any]) -> None:
+    """A setting that none of the methods looks at is a mistake."""
+    used = frozenset().union(*(find_method(name).uses for name in names))
+    for name in chosen:
+        field = "capacity" if name == "memory" else name
+        if field in COMMON and field not in used:
+            raise InvalidInput(f"{', '.join(names)} does not use {name.replace('_', '-')}")

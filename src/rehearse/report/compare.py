@@ -1,0 +1,84 @@
+"""Runs side by side: each method over its seeds, and methods paired on the seeds they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from ..statistics import Summary, paired_difference, summary
+
+Result = Mapping[str, Any]
+METRICS = ("accuracy", "forgetting")
+
+
+def by_seed(results: Sequence[Result], metric: str) -> dict[int, float]:
+    """seed -> value, without the runs where the metric is undefined."""
+    values = {int(result["spec"]["seed"]): result["metrics"].get(metric) for result in results}
+    return {seed: value for seed, value in values.items() if value is not None}
+
+
+def compare(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:
+    """The comparison as plain values, as ``--json`` prints it: fractions, None for undefined."""
+    results = [result for group in groups.values() for result in group]
+    return {
+        "stream": results[0]["spec"]["stream"] if results else None,
+        "seeds": sorted({int(result["spec"]["seed"]) for result in results}),
+        "methods": {name: _method(group) for name, group in groups.items()},
+        "differences": [
+            {"method": later, "minus": earlier}
+            | {metric: difference(groups[later], groups[earlier], metric) for metric in METRICS}
+            for earlier, later in combinations(groups, 2)
+        ],
+    }
+
+
+def difference(later: Sequence[Result], earlier: Sequence[Result], metric: str) -> dict[str, Any] | None:
+    """later − earlier on the seeds that both have, or None where they share none."""
+    a, b = by_seed(later, metric), by_seed(earlier, metric)
+    return as_plain(paired_difference(a, b)) if a.keys() & b.keys() else None
+
+
+def _method(results: Sequence[Result]) -> dict[str, Any]:
+    costs = [result["cost"] for result in results]
+
+    def mean(name: str) -> float | None:
+        values = [cost[name] for cost in costs if cost[name] is not None]
+        return sum(values) / len(values) if values else None
+
+    return {
+        **{metric: _summary(by_seed(results, metric)) for metric in METRICS},
+        "pooled_accuracy": _summary(by_seed(results, "pooled_accuracy")),
+        "seconds": mean("seconds"),
+        "cpu_seconds": mean("cpu_seconds"),
+        "steps_per_second": mean("steps_per_second"),
+        "forward_passes": mean("forward_passes"),
+        "precisions": sorted({result["spec"]["precision"] for result in results}),
+        "runs": [result["key"] for result in results],
+    }
+
+
+def _summary(values: Mapping[int, float]) -> dict[str, Any] | None:
+    return as_plain(summary(list(values.values()))) if values else None
+
+
+def as_plain(numbers: Summary) -> dict[str, Any]:
+    return {
+        "mean": numbers.mean,
+        "interval": None if numbers.interval is None else list(numbers.interval),
+        "median": numbers.median,
+        "n": numbers.n,
+        "values": list(numbers.values),
+    }
+
+
+def low_ceilings(comparison: Mapping[str, Any]) -> list[str]:
+    """A sentence for each upper bound that lies below a method: it is no ceiling then."""
+    methods = {name: values["accuracy"] for name, values in comparison["methods"].items() if values["accuracy"]}
+    sentences = []
+    for ceiling in ("iid-online", "iid-offline"):
+        if ceiling in methods:
+            above = [name for name in methods if methods[name]["mean"] > methods[ceiling]["mean"] and "iid" not in name]
+            if above:
+                sentences.append(f"{ceiling} is no ceiling here: {', '.join(above)} lies above it.")
+    return sentences
