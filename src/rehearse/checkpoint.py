@@ -1,0 +1,152 @@
+"""Save and load: atomically, verified, and safe to read from anybody.
+
+A file is a header (magic, format version, SHA-256 of all that is not the digest itself) and a payload in torch's own
+format, read with ``weights_only=True``: tensors and plain values, never code. The digest is over the whole file
+because torch's loader accepts most single flipped bits without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .errors import CheckpointError, InvalidType, RehearseError
+from .learners import Learner
+
+MAGIC: Final = b"REHEARSE"
+VERSION: Final = 1
+HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, so that a newer file can be told from a damaged one
+LEARNER: Final = "learner"
+
+
+def save(learner: Learner, path: str | os.PathLike[str]) -> None:
+    """Write everything the learner knows to ``path``: model, optimiser, memory, random state.
+
+    The file appears whole or not at all; an older one at the same place stays until the new one is safely written.
+    """
+    state = learner.state_dict()
+    write_state(path, {"content": LEARNER, "state": state})
+    learner.confirm(state)
+
+
+def load(path: str | os.PathLike[str], into: Learner) -> None:
+    """Make the learner what it was when it was saved; it goes on bit for bit.
+
+    ``into`` is a learner built the way the saved one was. A file that is damaged, foreign, of a newer version or made
+    for another learner is refused with a `CheckpointError` that says which, and the learner stays as it was.
+    """
+    content = read_state(path)
+    if content.get("content") != LEARNER or not isinstance(content.get("state"), dict):
+        raise CheckpointError(f"{path} is a file of rehearse, but no saved learner")
+    try:
+        into.load_state_dict(content["state"])
+    except CheckpointError as problem:
+        raise CheckpointError(f"{path} was made for another learner: {problem}") from problem
+
+
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values (numbers, strings, lists, tuples, dicts with plain keys) to one verified file."""
+    buffer = io.BytesIO()
+    torch.save(_plain(dict(state), "state"), buffer)
+    payload = buffer.getbuffer()
+    with _replacing(Path(path)) as file:
+        file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
+        file.write(payload)
+
+
+def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What `write_state` wrote, on the CPU, or a `CheckpointError` that says what is wrong with the file."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError as problem:
+        raise CheckpointError(f"there is no file {path}") from problem
+    except OSError as problem:
+        raise CheckpointError(f"cannot read {path}: {problem.strerror}") from problem
+    if content[: len(MAGIC)] != MAGIC:
+        raise CheckpointError(f"{path} was not written by rehearse (or its first bytes are damaged)")
+    if len(content) <= HEADER.size:
+        raise CheckpointError(f"{path} is truncated: {len(content)} bytes are left of it")
+    _, version, digest = HEADER.unpack_from(content)
+    payload = memoryview(content)[HEADER.size :]
+    if _digest(version, payload) != digest:
+        raise CheckpointError(f"{path} is damaged: its contents do not match its checksum (truncated or altered)")
+    if version > VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}, written by a newer rehearse; this one reads up to {VERSION}"
+        )
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as problem:
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values, or none of them: {problem}"
+        ) from problem
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state")
+    return state
+
+
+def _digest(version: int, payload: memoryview) -> bytes:
+    hashed = hashlib.sha256(MAGIC + struct.pack("<I", version))
+    hashed.update(payload)
+    return hashed.digest()
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
+    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left."""
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+    except BaseException as problem:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(problem, OSError) and not isinstance(problem, RehearseError):
+            raise CheckpointError(
+                f"cannot write {path}: {problem.strerror or problem}; what was there before is untouched"
+            ) from problem
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """A renamed file is safe only when its directory is on the disk too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _plain(value: Any, where: str) -> Any:
+    """The value without what cannot be read back safely: a refusal here is better than one at loading."""
+    if isinstance(value, Tensor):
+        value = value.detach()
+        # torch writes the whole storage behind a view
+        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, dict):
+        for key in value:
+            if type(key) not in (bool, int, float, str):
+                raise InvalidType(f"{where} has the key {key!r}; keys must be strings or numbers to be saved")
+        return {key: _plain(part, f"{where}[{key!r}]") for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_plain(part, f"{where}[{i}]") for i, part in enumerate(value))
+    raise InvalidType(f"{where} is a {type(value).__name__}; only tensors and plain values can be saved")
