@@ -64,7 +64,7 @@ class Learner(ABC):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        _check_parts(model, optimizer, clip)
+        check_parts(model, optimizer, clip)
         self.model, self.optimizer = model, optimizer
         self.loss = as_loss(loss)
         self.prepare = prepare or prepare_unit
@@ -178,7 +178,7 @@ class Learner(ABC):
 
     def _load(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        _check_optimizer_fits(state["optimizer"], self.optimizer)
+        check_optimizer_fits(state["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.random.set(state["random"])
         self.task, self.kind = state["task"], state["kind"]
@@ -239,8 +239,10 @@ class Learner(ABC):
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """The model's scores for stored or incoming rows; with ``buffers``, those are used and moved instead."""
-        x = self.computation.layout(self.prepare(tree_map(lambda leaf: leaf.to(self.device), x)))
-        arguments, keywords = call_arguments(x)
+        return self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(self.device), x)), buffers)
+
+    def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        arguments, keywords = call_arguments(self.computation.layout(x))
         try:
             with self.computation.autocast(self.device, scoring=False):
                 if buffers is None:
@@ -262,29 +264,14 @@ class Learner(ABC):
         return self.loss(scores, batch.to(self.device), recalled)
 
     def _gradient(self, loss: Tensor) -> Gradient:
-        """∇loss by parameter name, without touching ``.grad``."""
-        stepped = stepped_parameters(self.model, self.optimizer)
-        values = torch.autograd.grad(loss, [parameter for parameter, _ in stepped.values()], allow_unused=True)
-        return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
+        return loss_gradient(loss, self.model, self.optimizer)
 
     def _apply(self, gradient: Gradient) -> None:
-        """One step of the optimiser along this gradient, refused before anything moves if it is not finite."""
-        stepped = stepped_parameters(self.model, self.optimizer)
-        norms = torch.stack(torch._foreach_norm(list(gradient.values()))) if gradient else torch.zeros(1)
-        if not bool(norms.isfinite().all()):
-            raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
-        if self.clip is not None:
-            scale = min(1.0, self.clip / (float(torch.linalg.vector_norm(norms)) + 1e-12))
-            gradient = {name: value * scale for name, value in gradient.items()}
-        for name, (parameter, _) in stepped.items():
-            parameter.grad = gradient.get(name)
-        self.optimizer.step()
-        self._clear_gradients()
+        step_along(gradient, self.model, self.optimizer, self.clip)
         self.moves += 1
 
     def _clear_gradients(self) -> None:
-        for parameter, _ in stepped_parameters(self.model, self.optimizer).values():
-            parameter.grad = None
+        clear_gradients(self.model, self.optimizer)
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """Scores in eval mode, without gradients, leaving counts, modes, buffers and random state alone."""
@@ -305,6 +292,34 @@ def mean_loss(losses: Tensor) -> Tensor:
     return loss
 
 
+def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> Gradient:
+    """∇loss by parameter name, without touching ``.grad``."""
+    stepped = stepped_parameters(model, optimizer)
+    values = torch.autograd.grad(loss, [parameter for parameter, _ in stepped.values()], allow_unused=True)
+    return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
+
+
+def step_along(
+    gradient: Gradient, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None = None
+) -> None:
+    """One step of the optimiser along this gradient, refused before anything moves if it is not finite."""
+    norms = torch.stack(torch._foreach_norm(list(gradient.values()))) if gradient else torch.zeros(1)
+    if not bool(norms.isfinite().all()):
+        raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+    if clip is not None:
+        scale = min(1.0, clip / (float(torch.linalg.vector_norm(norms)) + 1e-12))
+        gradient = {name: value * scale for name, value in gradient.items()}
+    for name, (parameter, _) in stepped_parameters(model, optimizer).items():
+        parameter.grad = gradient.get(name)
+    optimizer.step()
+    clear_gradients(model, optimizer)
+
+
+def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for parameter, _ in stepped_parameters(model, optimizer).values():
+        parameter.grad = None
+
+
 def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
     """first + weight × second, by name; a parameter that one of them lacks has gradient zero there."""
     both = [name for name in first if name in second]
@@ -322,7 +337,7 @@ def without_task(batch: Batch) -> Batch:
     return replace(batch, task=None)
 
 
-def _check_parts(model: Any, optimizer: Any, clip: float | None) -> None:
+def check_parts(model: Any, optimizer: Any, clip: float | None) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the model must be an nn.Module, this is {type(model).__name__}")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -337,7 +352,7 @@ def _check_parts(model: Any, optimizer: Any, clip: float | None) -> None:
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
 
 
-def _check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Torch checks the sizes of groups but not the shapes of what they hold."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, values in state["state"].items():
