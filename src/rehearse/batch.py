@@ -87,7 +87,7 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
     ``task`` is an integer for all rows, or one a row.
     """
     x = _checked_inputs(x, "x")
-    y = _as_tensor(y, "y")
+    y = as_tensor(y, "y")
     if y.ndim == 0:
         raise InvalidInput("y is a single value; it must have one entry a row")
     rows = len(y)
@@ -112,18 +112,18 @@ def checked_inputs(x: Tree) -> Tree:
 def checked_task(task: Any, rows: int) -> Tensor | int | None:
     if task is None:
         return None
-    if isinstance(task, bool) or isinstance(task, float | str):
+    if isinstance(task, bool | float | str):
         raise InvalidType(f"a task is an integer, or one a row; this is {task!r}")
-    values = _as_tensor(task, "task")
+    values = as_tensor(task, "task")
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InvalidType(f"tasks are integers, these are {values.dtype}")
+    values = values.long()
     if values.numel() and int(values.min()) < 0:
         raise InvalidInput(f"task {int(values.min())} is negative; leave the task out (None) where it is unknown")
     if values.ndim == 0:
         return int(values)
     if values.shape != (rows,):
         raise InvalidInput(f"task has shape {tuple(values.shape)}; give one integer, or one for each of {rows} rows")
-    values = values.long()
     first = int(values[0])
     return first if bool((values == first).all()) else values
 
@@ -147,7 +147,7 @@ def _checked_inputs(x: Tree, name: str) -> Tree:
             if not isinstance(key, str):
                 raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
         return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
-    leaf = _as_tensor(x, name)
+    leaf = as_tensor(x, name)
     if leaf.ndim == 0:
         raise InvalidInput(f"{name} is a single value; it must have one entry a row")
     _refuse_non_finite(leaf, name)
@@ -158,14 +158,24 @@ def _is_plain_list(x: list[Any]) -> bool:
     return not any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x)
 
 
-def _as_tensor(values: Any, name: str) -> Tensor:
+def as_tensor(values: Any, name: str) -> Tensor:
+    """The user's numbers as a tensor, or a refusal; shares memory where torch can."""
     try:
-        tensor = values.detach() if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        tensor = values.detach() if isinstance(values, Tensor) else _from_array(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
-    if tensor.is_complex() or tensor.is_quantized or tensor.layout != torch.strided:
+    eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise InvalidType(f"{name} is {tensor.dtype}, of which torch cannot pick rows; convert it to int64 first")
+    if tensor.is_complex() or tensor.is_quantized or eight_bit or tensor.layout != torch.strided:
         raise InvalidType(f"{name} is {tensor.dtype} with layout {tensor.layout}; use dense real numbers")
     return tensor
+
+
+def _from_array(values: np.ndarray[Any, Any]) -> Tensor:
+    # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
+    plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
+    return torch.from_numpy(values if plain else values.copy())
 
 
 def _refuse_non_finite(values: Tensor, name: str) -> None:

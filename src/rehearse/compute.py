@@ -26,6 +26,8 @@ PRECISIONS = ("auto", "float32", "bfloat16", "bfloat16-scoring")
 
 def seed_sequence(seed: int, name: str) -> np.random.SeedSequence:
     """The root of the generator called ``name``: one seed, many generators that never share a draw."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InvalidInput(f"the seed is {seed!r}; it must be a whole number of at least 0")
     return np.random.SeedSequence([seed, zlib.crc32(name.encode())])
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .batch import Batch
-from .errors import InvalidInput, InvalidType
+from .errors import InvalidInput, InvalidType, RehearseError
 
 Kind = Literal["classes", "labels", "values"]
 
@@ -56,7 +56,7 @@ class CrossEntropy:
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
         y = batch.y.long() if recalled else class_targets(scores, batch.y)
-        return per_row(F.cross_entropy(scores.float(), y, reduction="none"), len(batch))
+        return per_row(F.cross_entropy(_full(scores), y, reduction="none"), len(batch))
 
 
 class _FromModule:
@@ -70,12 +70,14 @@ class _FromModule:
         self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        scores, y = scores.float(), batch.y
-        if self._classes and not y.is_floating_point():
-            y = y.long() if recalled else class_targets(scores, y)
-        elif not self._classes:
+        scores, y = _full(scores), batch.y
+        if not self._classes:
             y = _value_targets(scores, y)
-        return per_row(self._module(scores, y), len(batch))
+        elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == scores.shape:
+            y = y.to(scores.dtype)  # a probability for each class
+        else:
+            y = y.long() if recalled else class_targets(scores, y)
+        return per_row(_asked(self._module, scores, y), len(batch))
 
 
 class _FromCallable:
@@ -86,7 +88,7 @@ class _FromCallable:
         self.kind: Kind | None = None
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return per_row(self._function(scores.float(), batch.y), len(batch))
+        return per_row(_asked(self._function, _full(scores), batch.y), len(batch))
 
 
 class _FromFull:
@@ -97,7 +99,7 @@ class _FromFull:
         self.kind: Kind | None = getattr(function, "kind", None)
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return per_row(self._function(scores.float(), batch, recalled), len(batch))
+        return per_row(_asked(self._function, _full(scores), batch, recalled), len(batch))
 
 
 def as_loss(loss: Any) -> Loss:
@@ -111,7 +113,7 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, Loss):
         return loss
     try:
-        parameters = inspect.signature(loss).parameters.values()
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):
         return _FromCallable(loss)
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -126,6 +128,21 @@ def per_row(values: Tensor, rows: int) -> Tensor:
             "(with torch's functions: reduction='none')"
         )
     return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def _full(scores: Tensor) -> Tensor:
+    """Scores in single precision at least: what a pass in bfloat16 gave is judged in float32."""
+    return scores if scores.dtype == torch.float64 else scores.float()
+
+
+def _asked(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """What the user's loss says, or a refusal in place of torch's complaint."""
+    try:
+        return function(*arguments)
+    except RehearseError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        raise InvalidInput(f"the loss cannot judge this batch: {problem}") from problem
 
 
 def _value_targets(scores: Tensor, y: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def replay(retrieval: Callable[[Spec], Retrieval], **fixed: Any) -> Callable[[Sp
 
 
 def uniform(spec: Spec) -> Retrieval:
-    return Uniform(int(spec.candidates) if spec.candidates else None)
+    return Uniform(spec.capacity if spec.candidates == "all" else spec.candidates)  # type: ignore[arg-type]
 
 
 def most_interfered(spec: Spec) -> Retrieval:

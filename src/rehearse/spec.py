@@ -54,11 +54,15 @@ class Spec:
     def __post_init__(self) -> None:
         for name in ("seed", "split_seed"):
             _check_whole(name, getattr(self, name), 0)
-        for name in ("tasks", "samples_per_task", "batch_size", "capacity", "updates", "budget"):
+        _check_whole("batch_size", self.batch_size, 1)
+        for name in ("tasks", "samples_per_task", "capacity", "updates", "budget"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
         if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr < float("inf"):
             raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number")
+        object.__setattr__(self, "lr", float(self.lr))  # 1 and 1.0 are one learning rate, and one key
+        if self.candidates is not None and self.candidates != "all":
+            _check_whole("candidates", self.candidates, 1, 'or "all"')
         if self.class_order is not None:
             object.__setattr__(self, "class_order", tuple(self.class_order))
         object.__setattr__(self, "options", dict(sorted(self.options.items())))
@@ -73,6 +77,9 @@ class Spec:
         unknown = values.keys() - {f.name for f in dataclasses.fields(cls)}
         if unknown:
             raise InvalidInput(f"a spec has no field {', '.join(sorted(unknown))}; this may be of a newer version")
+        for name in ("method", "stream"):
+            if not isinstance(values.get(name), str):
+                raise InvalidInput(f"a spec needs a {name}")
         return cls(**values)
 
     @property
@@ -90,9 +97,9 @@ class Spec:
         return dataclasses.replace(self, seed=0, precision="auto").canonical
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
+def _check_whole(name: str, value: Any, least: int, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least}")
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least} {otherwise}".rstrip())
 
 
 # ------------------------------------------------------------------------------------------------------- settings

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Tree, checked_batch, task_column, tree_leaves, tree_map
+from ..batch import Batch, Tree, as_tensor, checked_batch, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
 from ..errors import CheckpointError, InvalidInput
 from .index import Slots, TaskIndex
@@ -100,7 +100,7 @@ class Memory(ABC):
         for name, values in extra.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
-            column = torch.as_tensor(values).detach()
+            column = as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
                 raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
             columns[name] = column
@@ -198,7 +198,7 @@ class Memory(ABC):
         if not len(occupied):
             return occupied
         if slots is not None:
-            return np.intersect1d(occupied, np.asarray(slots, dtype=np.int64))
+            return np.asarray(np.intersect1d(occupied, np.asarray(list(slots), dtype=np.int64)))
         if ids is not None:
             if ID not in self._rows.columns:
                 raise InvalidInput("the rows have no ids; give them when adding: memory.add(x, y, id=...)")

@@ -46,9 +46,9 @@ class Rows:
 
     def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         for held, leaf in zip(tree_leaves(self.x), tree_leaves(x), strict=True):
-            held[slots] = leaf
+            held[slots] = leaf.to(held.device)
         for name, column in columns.items():
-            self.columns[name][slots] = column
+            self.columns[name][slots] = column.to(self.columns[name].device)
 
     def erase(self, slots: Tensor) -> None:
         """Overwrite the rows with zeros: what is forgotten is gone from here."""
