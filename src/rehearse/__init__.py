@@ -1,6 +1,7 @@
 """Learn from a stream without forgetting: replay, and choosing what to replay by interference."""
 
 from .batch import Batch
+from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import Finetune, Learner, Replay, Step
 from .lookahead import Lookahead
@@ -22,4 +23,6 @@ __all__ = [
     "Step",
     "Uniform",
     "__version__",
+    "load",
+    "save",
 ]

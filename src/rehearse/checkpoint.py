@@ -26,7 +26,8 @@ from .learners import Learner
 
 MAGIC: Final = b"REHEARSE"
 VERSION: Final = 1
-HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, so that a newer file can be told from a damaged one
+# The same in every version, so that a newer file can be told from a damaged one.
+HEADER: Final = struct.Struct("<8sI32s")
 LEARNER: Final = "learner"
 
 
@@ -52,7 +53,7 @@ def load(path: str | os.PathLike[str], into: Learner) -> None:
     try:
         into.load_state_dict(content["state"])
     except CheckpointError as problem:
-        raise CheckpointError(f"{path} was made for another learner: {problem}") from problem
+        raise CheckpointError(f"cannot load {path}: {problem}") from problem
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:

@@ -22,8 +22,10 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ..heads import find_head, grow, outputs, resize
 from ..lookahead import Gradient, call_arguments, stepped_parameters
 from ..losses import Kind, as_loss
+from ..memory import Memory
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
 
@@ -53,6 +55,9 @@ class Learner(ABC):
     task_aware: ClassVar[bool] = False
     """Whether the method needs to be told the task of each batch."""
 
+    memory: Memory | None = None
+    """What the method keeps of the stream, if it keeps anything."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -78,6 +83,7 @@ class Learner(ABC):
         self.rows_observed = 0
         self._rows_passed = 0
         self.moves = 0  # steps taken: whatever is derived from the model is as old as this says
+        self._least_outputs = outputs(model)
 
     # ------------------------------------------------------------------------------------------------ the contract
 
@@ -137,6 +143,17 @@ class Learner(ABC):
                     state[name] = value.to(device)
         return self
 
+    def grow(self, classes: int) -> int:
+        """Give the model's head ``classes`` outputs in all, and say how many are new; see `rehearse.heads.grow`.
+
+        What was learned stays to the bit, the optimiser's momentum or moments too; new outputs start from the
+        learner's own random numbers. A checkpoint of a grown learner loads into one that has not grown yet.
+        """
+        with self.random:
+            added = grow(self.model, self.optimizer, classes)
+        self.moves += added > 0
+        return added
+
     @property
     def forward_passes(self) -> float:
         """Rows passed forward through the model for each row observed: what the method costs."""
@@ -176,7 +193,13 @@ class Learner(ABC):
             self._load(before)
             raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
+    def confirm(self, state: dict[str, Any]) -> None:
+        """The state is safely on a disk: nothing is needed any more to go back further than that (`rehearse.save`)."""
+        if self.memory is not None and "memory" in state["own"]:
+            self.memory.confirm(state["own"]["memory"])
+
     def _load(self, state: dict[str, Any]) -> None:
+        self._fit_head(state["model"])
         self.model.load_state_dict(state["model"])
         check_optimizer_fits(state["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
@@ -185,6 +208,15 @@ class Learner(ABC):
         self.rows_observed, self._rows_passed = state["rows_observed"], state["rows_passed"]
         self.moves = state["moves"]
         self._load_own_state(state["own"])
+
+    def _fit_head(self, weights: dict[str, Tensor]) -> None:
+        """A head that had grown when it was saved grows here too; never below what the learner was built with."""
+        if not self._least_outputs:
+            return
+        name, head = find_head(self.model)
+        saved = weights.get(f"{name}.weight" if name else "weight")
+        if saved is not None and saved.ndim == 2 and self._least_outputs <= len(saved) != head.out_features:
+            resize(self.model, self.optimizer, len(saved))
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Replay(Learner):
     at infinity and go when the row goes; the reservoir follows its law within a batch too.
     """
 
+    memory: Memory
+
     def __init__(
         self,
         model: nn.Module,

@@ -266,6 +266,9 @@ class Memory(ABC):
             "own": self._policy_state(),
         }
 
+    def confirm(self, state: dict[str, Any]) -> None:
+        """The state is safely on a disk; a memory in a file then lets go of what only older states need."""
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
