@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,34 +13,31 @@ EMPTY = -2  # the task of a slot that holds nothing; −1 is the task of a row w
 
 
 def draw_distinct(generator: np.random.Generator, population: int, n: int) -> Slots:
-    """``n`` distinct numbers below ``population``, every ordered choice equally likely, in O(n).
+    """``n`` distinct numbers below ``population``, every ordered choice equally likely.
 
-    Drawing with replacement and keeping first occurrences is drawing without replacement; while the population is
-    at least twice the sample each draw is new with probability one half or more. A smaller one is shuffled whole.
+    numpy draws few from many by Floyd's method, in O(n), and otherwise shuffles a population of at most 10,000 or
+    50 n: the time is that of the sample, not of the memory.
     """
-    if population < 2 * n:
-        return generator.permutation(population)[:n]
-    kept = generator.integers(0, population, size=n)
-    while True:
-        _, first = np.unique(kept, return_index=True)
-        if len(first) == n:
-            return kept
-        kept = np.concatenate([kept[np.sort(first)], generator.integers(0, population, size=n - len(first))])
+    return generator.choice(population, n, replace=False)
 
 
 class TaskIndex:
     """The occupied slots, grouped by the task of their row.
 
-    Each task has a dense array of its slots, and every slot knows its place in that array, so that a slot leaves
-    by moving the last one into its place. Drawing takes O(sample + tasks), with or without tasks left out.
+    Each task has a stretch of one pool, dense with its slots, and every slot knows its place in that stretch, so
+    that a slot leaves by moving the last one into its place. A stretch that is full moves to the end of the pool and
+    gets twice the room. Drawing takes O(sample) and one sum over the tasks, with or without tasks left out.
     """
 
     def __init__(self, capacity: int) -> None:
         self.task = np.full(capacity, EMPTY, dtype=np.int64)
         self._place = np.zeros(capacity, dtype=np.int64)
-        self._row: dict[int, int] = {}  # task -> row of the two tables below
-        self._members: list[Slots] = []
+        self._row: dict[int, int] = {}  # task -> row of the three tables below
+        self._start = np.zeros(0, dtype=np.int64)  # of the task's stretch in the pool
+        self._room = np.zeros(0, dtype=np.int64)
         self._counts = np.zeros(0, dtype=np.int64)
+        self._pool = np.empty(0, dtype=np.int64)
+        self._used = 0  # of the pool
         self._total = 0
 
     def __len__(self) -> int:
@@ -57,16 +54,15 @@ class TaskIndex:
     def put(self, slots: Slots, tasks: Slots) -> None:
         """Let the (distinct) slots hold rows of the given tasks, whatever they held before."""
         self.clear(slots)
-        for task in np.unique(tasks):
-            self._append(int(task), slots[tasks == task])
+        for task, of_task in _by_value(slots, tasks):
+            self._append(task, of_task)
         self.task[slots] = tasks
 
     def clear(self, slots: Slots) -> None:
         """Empty the (distinct) slots."""
-        held = self.task[slots]
-        for task in np.unique(held):
+        for task, of_task in _by_value(slots, self.task[slots]):
             if task != EMPTY:
-                self._remove(int(task), slots[held == task])
+                self._remove(task, of_task)
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
@@ -76,41 +72,54 @@ class TaskIndex:
         if leave_out:
             counts = counts.copy()
             counts[leave_out] = 0
-        ends = np.cumsum(counts)
+        ends = counts.cumsum()
         population = int(ends[-1]) if len(ends) else 0
         ranks = draw_distinct(generator, population, min(n, population))
-        rows = np.searchsorted(ends, ranks, side="right")
-        places = ranks - (ends - counts)[rows] if len(ranks) else ranks
-        slots = np.empty_like(ranks)
-        for row in np.unique(rows):
-            of_row = rows == row
-            slots[of_row] = self._members[row][places[of_row]]
+        rows = ends.searchsorted(ranks, side="right")
+        slots: Slots = self._pool[ranks + (self._start - (ends - counts))[rows]]
         return slots
 
     def _append(self, task: int, slots: Slots) -> None:
-        row = self._row.setdefault(task, len(self._members))
-        if row == len(self._members):
-            self._members.append(np.empty(max(16, len(slots)), dtype=np.int64))
-            self._counts = np.append(self._counts, 0)
+        row = self._row.setdefault(task, len(self._counts))
+        if row == len(self._counts):
+            self._start, self._room, self._counts = (
+                np.append(table, 0) for table in (self._start, self._room, self._counts)
+            )
         size = int(self._counts[row])
-        if size + len(slots) > len(self._members[row]):
-            grown = np.empty(2 * (size + len(slots)), dtype=np.int64)
-            grown[:size] = self._members[row][:size]
-            self._members[row] = grown
-        self._members[row][size : size + len(slots)] = slots
-        self._place[slots] = np.arange(size, size + len(slots))
-        self._counts[row] += len(slots)
+        grown = size + len(slots)
+        if grown > self._room[row]:
+            self._move(row, max(16, 2 * grown))
+        start = int(self._start[row])
+        self._pool[start + size : start + grown] = slots
+        self._place[slots] = np.arange(size, grown)
+        self._counts[row] = grown
         self._total += len(slots)
+
+    def _move(self, row: int, room: int) -> None:
+        """Give a task a larger stretch, at the end of the pool; a full pool is laid out anew, twice as large."""
+        if self._used + room > len(self._pool):
+            self._lay_out(2 * (int(self._room.sum()) + room))
+        size, before, after = int(self._counts[row]), int(self._start[row]), self._used
+        self._pool[after : after + size] = self._pool[before : before + size]
+        self._start[row], self._room[row] = after, room
+        self._used += room
+
+    def _lay_out(self, length: int) -> None:
+        pool = np.empty(length, dtype=np.int64)
+        starts = self._room.cumsum() - self._room
+        for before, after, size in zip(self._start, starts, self._counts, strict=True):
+            pool[after : after + size] = self._pool[before : before + size]
+        self._pool, self._start, self._used = pool, starts, int(self._room.sum())
 
     def _remove(self, task: int, slots: Slots) -> None:
         row = self._row[task]
-        members, size = self._members[row], int(self._counts[row])
+        size, start = int(self._counts[row]), int(self._start[row])
+        members = self._pool[start : start + size]
         kept = size - len(slots)
         leaving = self._place[slots]
-        holes = leaving[leaving < kept]
-        stays = np.ones(size - kept, dtype=bool)  # of the tail, which moves into the holes
+        stays = np.ones(len(slots), dtype=bool)  # of the tail, which moves into the holes
         stays[leaving[leaving >= kept] - kept] = False
-        movers = members[kept:size][stays]
+        movers, holes = members[kept:][stays], leaving[leaving < kept]
         members[holes] = movers
         self._place[movers] = holes
         self._counts[row] = kept
@@ -119,7 +128,8 @@ class TaskIndex:
     # The order inside the arrays decides what a draw gives, so it belongs to the state.
 
     def state(self) -> dict[str, list[int] | Slots]:
-        members = [self._members[row][: int(self._counts[row])] for row in self._row.values()]
+        stretches = zip(self._start, self._counts, strict=True)
+        members = [self._pool[start : start + count] for start, count in stretches]
         return {
             "tasks": list(self._row),
             "counts": self._counts.copy(),
@@ -136,3 +146,10 @@ class TaskIndex:
             index.task[slots] = task
             start += int(count)
         return index
+
+
+def _by_value(slots: Slots, values: Slots) -> Iterator[tuple[int, Slots]]:
+    """The slots of each value that occurs, values ascending; most often there is only one."""
+    distinct = sorted(set(values.tolist()))
+    for value in distinct:
+        yield value, slots if len(distinct) == 1 else slots[values == value]
