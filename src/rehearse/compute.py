@@ -6,8 +6,9 @@ Nothing here decides *what* is computed; every function leaves the world as it f
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,19 @@ class RandomState:
         }
 
 
+@contextlib.contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """Afterwards torch's random state is what it was, also if a model draws noise even in eval mode."""
+    before = torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        if cuda is not None:
+            torch.cuda.set_rng_state(cuda, device)
+
+
 # ------------------------------------------------------------------------------------------ precision and layout
 
 
@@ -161,6 +175,12 @@ def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
         return values.to(dtype) if values.is_floating_point() or values.dtype == torch.bool else values
 
     return tree_map(leaf, x)
+
+
+def prepare_for_model(model: nn.Module) -> Callable[[Tree], Tree]:
+    """`prepare_unit` in the model's own dtype: what is used where nothing else is asked for."""
+    dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return functools.partial(prepare_unit, dtype=next(dtypes, torch.float32))
 
 
 def prepare_symmetric(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:

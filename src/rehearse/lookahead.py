@@ -5,8 +5,9 @@ Everything here is pure: no module is copied and no parameter, gradient, buffer,
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .batch import Batch, Tree
-from .compute import Computation, prepare_unit, scoring_mode
+from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
 from .heads import find_head, head_inputs
 from .losses import as_loss
@@ -50,7 +51,7 @@ class Lookahead:
         *,
         virtual_step: Literal["sgd", "optimizer"] = "sgd",
         layers: Literal["all", "head"] = "all",
-        prepare: Callable[[Tree], Tree] = prepare_unit,
+        prepare: Callable[[Tree], Tree] | None = None,
         computation: Computation | None = None,
     ) -> None:
         if virtual_step not in ("sgd", "optimizer"):
@@ -59,7 +60,7 @@ class Lookahead:
             raise InvalidInput(f"layers is {layers!r}; it must be 'all' or 'head'")
         self.model, self.optimizer, self.loss = model, optimizer, as_loss(loss)
         self.virtual_step, self.layers = virtual_step, layers
-        self.prepare = prepare
+        self.prepare = prepare or prepare_for_model(model)
         self.computation = computation or Computation(torch.float32, torch.float32, channels_last=False)
         self.statistics: dict[str, Tensor] = {}  # the buffers as the last pass under θ would leave them
         self.rows_passed = 0
@@ -79,13 +80,14 @@ class Lookahead:
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
         foreseen = self.foresee(gradient)
-        device = next(iter(foreseen.values())).device
-        x = self.computation.layout(self.prepare(batch.x))
-        with torch.no_grad(), scoring_mode(self.model), self.computation.autocast(device, scoring=True):
+        batch, x = self._ready(batch)
+        with self._scoring():
             if self.layers == "head":
                 name, head = find_head(self.model)
                 with head_inputs(head) as seen:
                     before = self._scores(x, {})
+                if not torch.equal(head(seen[-1]), before):
+                    raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
                 after = functional_call(head, _of_module(foreseen, name), (seen[-1],))
             else:
                 before = self._scores(x, {})
@@ -96,10 +98,27 @@ class Lookahead:
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""
-        x = self.computation.layout(self.prepare(batch.x))
-        device = next(self.model.parameters()).device
-        with torch.no_grad(), scoring_mode(self.model), self.computation.autocast(device, scoring=True):
+        _, x = self._ready(batch)
+        with self._scoring():
             self._scores(x, {})
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _ready(self, batch: Batch) -> tuple[Batch, Tree]:
+        batch = batch.to(self._device)
+        return batch, self.computation.layout(self.prepare(batch.x))
+
+    @contextlib.contextmanager
+    def _scoring(self) -> Iterator[None]:
+        with (
+            torch.no_grad(),
+            scoring_mode(self.model),
+            self.computation.autocast(self._device, scoring=True),
+            random_state_kept(self._device),
+        ):
+            yield
 
     def _scores(self, x: Tree, parameters: Mapping[str, Tensor]) -> Tensor:
         self.statistics = {name: buffer.clone() for name, buffer in self.model.named_buffers()}

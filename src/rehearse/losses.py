@@ -56,7 +56,7 @@ class CrossEntropy:
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
         y = batch.y.long() if recalled else class_targets(scores, batch.y)
-        return per_row(F.cross_entropy(_full(scores), y, reduction="none"), len(batch))
+        return per_row(F.cross_entropy(in_full(scores), y, reduction="none"), len(batch))
 
 
 class _FromModule:
@@ -70,7 +70,7 @@ class _FromModule:
         self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        scores, y = _full(scores), batch.y
+        scores, y = in_full(scores), batch.y
         if not self._classes:
             y = _value_targets(scores, y)
         elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == scores.shape:
@@ -88,7 +88,7 @@ class _FromCallable:
         self.kind: Kind | None = None
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return per_row(_asked(self._function, _full(scores), batch.y), len(batch))
+        return per_row(_asked(self._function, in_full(scores), batch.y), len(batch))
 
 
 class _FromFull:
@@ -99,7 +99,7 @@ class _FromFull:
         self.kind: Kind | None = getattr(function, "kind", None)
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return per_row(_asked(self._function, _full(scores), batch, recalled), len(batch))
+        return per_row(_asked(self._function, in_full(scores), batch, recalled), len(batch))
 
 
 def as_loss(loss: Any) -> Loss:
@@ -130,7 +130,7 @@ def per_row(values: Tensor, rows: int) -> Tensor:
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
-def _full(scores: Tensor) -> Tensor:
+def in_full(scores: Tensor) -> Tensor:
     """Scores in single precision at least: what a pass in bfloat16 gave is judged in float32."""
     return scores if scores.dtype == torch.float64 else scores.float()
 

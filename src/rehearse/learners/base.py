@@ -17,14 +17,14 @@ from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate
 from ..compute import (
     RandomState,
     evaluation_mode,
-    prepare_unit,
+    prepare_for_model,
     resolve_precision,
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..heads import find_head, grow, outputs, resize
 from ..lookahead import Gradient, call_arguments, stepped_parameters
-from ..losses import Kind, as_loss
+from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
@@ -72,7 +72,7 @@ class Learner(ABC):
         check_parts(model, optimizer, clip)
         self.model, self.optimizer = model, optimizer
         self.loss = as_loss(loss)
-        self.prepare = prepare or prepare_unit
+        self.prepare = prepare or prepare_for_model(model)
         self.clip = clip
         self.computation = resolve_precision(precision, model, self.device)
         if self.computation.channels_last:
@@ -253,7 +253,7 @@ class Learner(ABC):
         weights = {name: p.detach().clone() for name, p in self.model.named_parameters()} if parameters else {}
         optimizer = copy.deepcopy(self.optimizer.state_dict()) if parameters else None
         try:
-            with training_mode(self.model), self.random:
+            with torch.enable_grad(), training_mode(self.model), self.random:
                 yield
         except BaseException:
             with torch.no_grad():
@@ -266,7 +266,6 @@ class Learner(ABC):
                 self.optimizer.load_state_dict(optimizer)
             self.random.set(random)
             self._rows_passed, self.moves = counts
-            self._clear_gradients()
             raise
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
@@ -302,16 +301,13 @@ class Learner(ABC):
         step_along(gradient, self.model, self.optimizer, self.clip)
         self.moves += 1
 
-    def _clear_gradients(self) -> None:
-        clear_gradients(self.model, self.optimizer)
-
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """Scores in eval mode, without gradients, leaving counts, modes, buffers and random state alone."""
         passed = self._rows_passed
         kept = {name: buffer.clone() for name, buffer in (buffers or dict(self.model.named_buffers())).items()}
         try:
             with torch.no_grad(), evaluation_mode(self.model), self.random.borrowed():
-                return self._forward(x, kept or None).float()
+                return in_full(self._forward(x, kept or None))
         finally:
             self._rows_passed = passed
 
@@ -334,22 +330,26 @@ def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimiz
 def step_along(
     gradient: Gradient, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None = None
 ) -> None:
-    """One step of the optimiser along this gradient, refused before anything moves if it is not finite."""
+    """One step of the optimiser along this gradient, refused before anything moves if it is not finite.
+
+    Whatever stood in ``.grad`` is there again afterwards, and has no part in the step.
+    """
     norms = torch.stack(torch._foreach_norm(list(gradient.values()))) if gradient else torch.zeros(1)
     if not bool(norms.isfinite().all()):
         raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
     if clip is not None:
         scale = min(1.0, clip / (float(torch.linalg.vector_norm(norms)) + 1e-12))
         gradient = {name: value * scale for name, value in gradient.items()}
-    for name, (parameter, _) in stepped_parameters(model, optimizer).items():
-        parameter.grad = gradient.get(name)
-    optimizer.step()
-    clear_gradients(model, optimizer)
-
-
-def clear_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    for parameter, _ in stepped_parameters(model, optimizer).values():
-        parameter.grad = None
+    stood = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
+    try:
+        for parameter, _ in stood:
+            parameter.grad = None
+        for name, (parameter, _) in stepped_parameters(model, optimizer).items():
+            parameter.grad = gradient.get(name)
+        optimizer.step()
+    finally:
+        for parameter, before in stood:
+            parameter.grad = before
 
 
 def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree
 from ..compute import batchnorms
-from ..errors import InvalidInput
+from ..errors import InvalidInput, InvalidType
 from ..lookahead import Gradient, Lookahead
 from ..memory import Memory
 from ..retrieval import MostInterfered, Retrieval
@@ -65,6 +66,8 @@ class Replay(Learner):
         seed: int = 0,
     ) -> None:
         super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        if not isinstance(memory, Memory):
+            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
         check_positive(budget=budget, updates=updates)
         if not replay_weight >= 0:
             raise InvalidInput(f"replay_weight is {replay_weight!r}; it must not be negative")
@@ -82,13 +85,13 @@ class Replay(Learner):
             prepare=self.prepare,
             computation=self.computation,
         )
-        self._recalibrated: tuple[int, dict[str, Tensor]] | None = None
+        self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
 
     def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
         """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
         incoming = self._accept(x, y, task)
         self.memory.check(incoming)
-        with self.memory.transaction(), self._transaction(parameters=self.updates > 1):
+        with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
                 gradient, incoming_loss = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
                 recalled, scores = self.retrieval(
@@ -99,6 +102,17 @@ class Replay(Learner):
         self.memory.add(incoming.x, incoming.y, task=incoming.task)  # M ← UpdateMemory(B_n)
         self._settle(incoming)
         return Step(incoming_loss, recalled_loss, recalled, scores)
+
+    @contextlib.contextmanager
+    def _transaction(self, *, parameters: bool = False) -> Iterator[None]:
+        """What the retrieval learned of the memory, and the look-ahead's notes, go back too after an error."""
+        passed = self.lookahead.rows_passed
+        try:
+            with self.memory.transaction(), super()._transaction(parameters=parameters):
+                yield
+        except BaseException:
+            self.lookahead.rows_passed, self.lookahead.statistics = passed, {}
+            raise
 
     def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float]:
         """The gradient of the incoming batch alone. Where it only serves the look-ahead, statistics stay."""
@@ -152,12 +166,10 @@ class Replay(Learner):
         return super()._evaluate(x, buffers)
 
     def recalibrated_statistics(self) -> dict[str, Tensor]:
-        """Batch-norm statistics re-estimated from the memory, anew only when the model has moved."""
-        if self._recalibrated is None or self._recalibrated[0] != self.moves:
-            self._recalibrated = (
-                self.moves,
-                recalibrated_statistics(self.model, self.memory, self._forward_quietly),
-            )
+        """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""
+        now = (self.moves, self.memory.seen, len(self.memory))
+        if self._recalibrated is None or self._recalibrated[0] != now:
+            self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly))
         return self._recalibrated[1]
 
     def _forward_quietly(self, x: Tree, buffers: dict[str, Tensor]) -> None:

@@ -31,6 +31,8 @@ def recalibrated_statistics(
     order = numpy_generator(0, "recalibrate").permutation(len(slots))[:ROWS]
     rows = memory.get(slots[torch.from_numpy(order)])
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    if len(rows) < 2:  # one row has no variance to estimate
+        return buffers
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats:
             prefix = f"{name}." if name else ""
@@ -40,7 +42,7 @@ def recalibrated_statistics(
     with torch.no_grad(), scoring_mode(model), _cumulative_average(model):
         for start in range(0, len(rows), BATCH):
             batch = rows.take(torch.arange(start, min(start + BATCH, len(rows))))
-            if len(batch) > 1 or start == 0:
+            if len(batch) > 1:
                 forward(batch.x, buffers)
     return buffers
 

@@ -208,7 +208,7 @@ class Memory(ABC):
         answer = torch.as_tensor(predicate(self.get(torch.from_numpy(occupied))))
         if answer.dtype != torch.bool or answer.shape != (len(occupied),):
             raise InvalidInput("the predicate must answer with one boolean a row")
-        return occupied[answer.numpy()]
+        return np.asarray(occupied[answer.numpy()])
 
     # -------------------------------------------------------------------------------------------------- telling
 
