@@ -39,11 +39,11 @@ class Batch:
     def take(self, rows: Tensor) -> Batch:
         """The given rows, in the given order, with everything that belongs to them."""
         return Batch(
-            x=tree_map(lambda leaf: leaf[rows], self.x),
-            y=self.y[rows],
-            task=self.task[rows] if isinstance(self.task, Tensor) else self.task,
-            slots=None if self.slots is None else self.slots[rows],
-            columns={name: column[rows] for name, column in self.columns.items()},
+            x=tree_map(lambda leaf: pick(leaf, rows), self.x),
+            y=pick(self.y, rows),
+            task=pick(self.task, rows) if isinstance(self.task, Tensor) else self.task,
+            slots=None if self.slots is None else pick(self.slots, rows),
+            columns={name: pick(column, rows) for name, column in self.columns.items()},
         )
 
     def to(self, device: torch.device | str) -> Batch:
@@ -55,6 +55,11 @@ class Batch:
             slots=None if self.slots is None else self.slots.to(device),
             columns={name: column.to(device) for name, column in self.columns.items()},
         )
+
+
+def pick(values: Tensor, rows: Tensor) -> Tensor:
+    """The given rows of a tensor: row by row, several times as fast as ``values[rows]``."""
+    return values.index_select(0, rows.to(values.device))
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -114,6 +119,8 @@ def checked_task(task: Any, rows: int) -> Tensor | int | None:
         return None
     if isinstance(task, bool | float | str):
         raise InvalidType(f"a task is an integer, or one a row; this is {task!r}")
+    if isinstance(task, int) and 0 <= task < 2**63:
+        return task
     values = as_tensor(task, "task")
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InvalidType(f"tasks are integers, these are {values.dtype}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Tree, as_tensor, checked_batch, task_column, tree_leaves, tree_map
+from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
 from ..errors import CheckpointError, InvalidInput
 from .index import Slots, TaskIndex
@@ -77,18 +77,16 @@ class Memory(ABC):
         self.seen += len(batch)
         kept = _last_of_each(slots)
         if len(kept):
-            where, of = torch.from_numpy(slots[kept]), torch.from_numpy(kept)
-            self._rows.write(
-                where,
-                tree_map(lambda leaf: leaf[of], batch.x),
-                {name: column[of] for name, column in rows.items()},
-            )
-            self._index.put(slots[kept], rows[TASK][of].numpy())
+            taken = slots[kept]
+            where, of = torch.from_numpy(taken), torch.from_numpy(kept)
+            rows = {name: pick(column, of) for name, column in rows.items()}
+            self._rows.write(where, tree_map(lambda leaf: pick(leaf, of), batch.x), rows)
+            self._index.put(taken, rows[TASK].numpy())
             for fill, fact in self._facts.values():
                 fact[where] = fill
-        taken = np.full(len(batch), -1, dtype=np.int64)
-        taken[kept] = slots[kept]
-        return torch.from_numpy(taken)
+            slots.fill(-1)
+            slots[kept] = taken
+        return torch.from_numpy(slots)
 
     def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
         n = len(batch)
@@ -302,10 +300,12 @@ def _task_set(task: int | Tensor | None) -> set[int]:
 
 def _last_of_each(slots: Slots) -> Slots:
     """Positions of the rows that end up kept, in order: the last one that drew each slot."""
-    backwards = slots[::-1]
-    _, first = np.unique(backwards, return_index=True)
-    last = np.sort(len(slots) - 1 - first)
-    return last[slots[last] >= 0]
+    kept = np.flatnonzero(slots >= 0)
+    drawn = slots[kept]
+    if len(set(drawn.tolist())) == len(drawn):
+        return kept
+    _, first = np.unique(drawn[::-1], return_index=True)
+    return kept[np.sort(len(drawn) - 1 - first)]
 
 
 def _tally(values: Tensor) -> dict[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..batch import Tree, tree_leaves, tree_map
+from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
 
 
@@ -57,8 +57,8 @@ class Rows:
 
     def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         return (
-            tree_map(lambda held: held[slots], self.x),
-            {name: column[slots] for name, column in self.columns.items()},
+            tree_map(lambda held: pick(held, slots), self.x),
+            {name: pick(column, slots) for name, column in self.columns.items()},
         )
 
     def _empty_like(self, rows: Tensor) -> Tensor:

@@ -1,0 +1,88 @@
+"""An equal share for every class."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..batch import Batch
+from ..errors import InvalidType
+from .base import Memory
+from .index import Slots
+
+
+class ClassBalancedMemory(Memory):
+    """An equal share for every class seen, and within a class a uniform sample of it.
+
+    Let n_c be the rows seen of class c. Until the memory is full everything is kept. From then on there is a level q,
+    falling as classes appear, such that
+
+    - a class with n_c ≤ q is held whole,
+    - every other class holds q or q + 1 rows, each of its n_c rows being held with the same probability.
+
+    A row of a class that is still held whole takes a random slot of the largest class; a class that was once the
+    largest keeps a reservoir of its own (Vitter's algorithm R over its share). This is class-balanced reservoir
+    sampling (Chrysakis and Moens, 2020), for rows in batches of any size.
+
+    A slot emptied by `forget` stays with its class, open until that class's own draw falls on it.
+    """
+
+    def __init__(self, capacity: int, **options: Any) -> None:
+        super().__init__(capacity, **options)
+        self._share: dict[int, array[int]] = {}  # class -> its slots, open ones included
+        self._seen_of: dict[int, int] = {}
+        self._sampled: set[int] = set()  # classes that were once the largest: no longer held whole
+        self._used = 0  # slots given out so far; they are given out in order
+
+    def check_policy(self, batch: Batch) -> None:
+        if batch.y.ndim != 1 or batch.y.is_floating_point() or batch.y.dtype == torch.bool:
+            raise InvalidType(
+                f"a class-balanced memory needs one integer label a row; these targets are {batch.y.dtype} of shape "
+                f"{tuple(batch.y.shape)}"
+            )
+
+    def _place(self, batch: Batch) -> Slots:
+        return np.array([self._slot_for(label) for label in batch.y.tolist()], dtype=np.int64)
+
+    def _slot_for(self, label: int) -> int:
+        own = self._share.setdefault(label, array("q"))
+        self._seen_of[label] = seen = self._seen_of.get(label, 0) + 1
+        if self._used < self.capacity:
+            own.append(self._used)
+            self._used += 1
+            return own[-1]
+        largest = max(self._share, key=lambda name: len(self._share[name]))
+        if len(own) == len(self._share[largest]):
+            self._sampled.add(label)
+        if label in self._sampled:
+            drawn = int(self._insertion.integers(0, seen))
+            return own[drawn] if drawn < len(own) else -1
+        self._sampled.add(largest)
+        donor = self._share[largest]
+        place = int(self._insertion.integers(0, len(donor)))
+        slot, donor[place] = donor[place], donor[-1]
+        donor.pop()
+        own.append(slot)
+        return slot
+
+    def _policy_state(self) -> dict[str, Any]:
+        slots = [slot for share in self._share.values() for slot in share]
+        return {
+            "classes": list(self._share),
+            "sizes": [len(share) for share in self._share.values()],
+            "seen": [self._seen_of[label] for label in self._share],
+            "sampled": sorted(self._sampled),
+            "slots": torch.tensor(slots, dtype=torch.int64),
+            "used": self._used,
+        }
+
+    def _load_policy_state(self, state: dict[str, Any]) -> None:
+        parts = torch.split(state["slots"], state["sizes"])
+        self._share = {
+            label: array("q", part.tolist()) for label, part in zip(state["classes"], parts, strict=True)
+        }
+        self._seen_of = dict(zip(state["classes"], state["seen"], strict=True))
+        self._sampled, self._used = set(state["sampled"]), int(state["used"])
