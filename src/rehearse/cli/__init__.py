@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..errors import RehearseError
-from . import data, run
+from . import data, reproduce, run
 from .console import errors
 
 app = typer.Typer(
@@ -38,6 +38,7 @@ def _main(
 
 
 app.command("run")(run.run)
+app.command("reproduce")(reproduce.reproduce)
 app.command("show")(run.show)
 app.command("methods")(run.methods)
 app.add_typer(data.app, name="data")

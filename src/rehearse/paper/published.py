@@ -104,9 +104,7 @@ def parse_number(printed: str, metric: Metric, standard_errors: int) -> Publishe
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", printed)
     if not match:
         raise DataError(f"published.toml: {printed!r} is not a number like 87.6 ± 0.7, N/A or empty")
-    unit = Decimal(
-        100 if metric in PER_CENT else 1
-    )  # decimal, so that 87.6 per cent is 0.876 to the last bit
+    unit = Decimal(100 if metric in PER_CENT else 1)  # decimal, so that 87.6 per cent is 0.876 to the last bit
     value = float(Decimal(match[1]) / unit)
     if match[2] is None:
         return Published(value, None, None)

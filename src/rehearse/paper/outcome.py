@@ -1,0 +1,136 @@
+"""A target held against results: ours, how many runs, what was published, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any, Literal
+
+from ..spec import Spec
+from ..statistics import Summary, Verdict, paired_difference, summary, verdict
+from .published import Cell
+from .targets import Entry, Target
+
+Result = Mapping[str, Any]
+Judgement = Verdict | Literal["not run", "not available", "stale"]
+
+
+class Results:
+    """Results by what they measure: the spec without seed, precision and versions."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._groups: dict[str, dict[tuple[int, str, int, int], Result]] = {}
+        for result in results:
+            spec = Spec.from_dict(result["spec"])
+            place = (spec.seed, spec.precision, spec.method_version, spec.stream_version)
+            self._groups.setdefault(_group(spec), {})[place] = result
+
+    def current(self, spec: Spec, seeds: int | None = None) -> dict[int, Result]:
+        """seed -> the result of a spec under the versions of today, for seeds below ``seeds``.
+
+        Where a seed was run in several precisions, float32 counts.
+        """
+        found: dict[int, Result] = {}
+        for (seed, precision, method, stream), result in sorted(
+            self._groups.get(_group(spec), {}).items(), key=lambda item: (item[0][0], item[0][1] != "float32")
+        ):
+            wanted = spec.precision in ("auto", precision) and (seeds is None or seed < seeds)
+            if wanted and (method, stream) == (spec.method_version, spec.stream_version):
+                found.setdefault(seed, result)
+        return found
+
+    def stale(self, spec: Spec) -> int:
+        """How many results of a spec are of earlier versions of its method or stream."""
+        versions = (spec.method_version, spec.stream_version)
+        return sum(place[2:] != versions for place in self._groups.get(_group(spec), {}))
+
+
+def _group(spec: Spec) -> str:
+    return replace(spec, seed=0, precision="auto", method_version=0, stream_version=0).canonical
+
+
+@dataclass(frozen=True)
+class Line:
+    """One number of a target. ``stale`` counts results of earlier versions, which are not in ``ours``."""
+
+    entry: Entry
+    metric: str
+    ours: Summary | None
+    published: Cell | None
+    judgement: Judgement
+    stale: int = 0
+    cpu_seconds: float | None = None
+    precisions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row of a target minus another, seed by seed, in one column."""
+
+    later: str
+    earlier: str
+    column: str
+    metric: str
+    ours: Summary
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A target with what was measured for it so far."""
+
+    target: Target
+    seeds: int
+    lines: tuple[Line, ...]
+    differences: tuple[Difference, ...]
+    runs: Mapping[tuple[str, str], Mapping[int, Result]]
+    """(row, column) -> seed -> result."""
+
+
+def outcome(target: Target, results: Results, seeds: int | None = None) -> Outcome:
+    """What the results say about a target; only seeds 0, 1, … below ``seeds`` (or the published number) count."""
+    seeds = seeds or target.seeds
+    runs = {
+        (entry.row, entry.column): results.current(entry.spec(), seeds) if entry.missing is None else {}
+        for entry in target.entries
+    }
+    lines = tuple(
+        _line(entry, metric, runs[entry.row, entry.column], results)
+        for entry in target.entries
+        for metric in target.metrics
+    )
+    return Outcome(target, seeds, lines, tuple(_differences(target, runs)), runs)
+
+
+def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results) -> Line:
+    cell = entry.cells.get(metric)
+    if entry.missing is not None:
+        return Line(entry, metric, None, cell, "not available")
+    stale = results.stale(entry.spec())
+    if not runs:
+        return Line(entry, metric, None, cell, "stale" if stale else "not run", stale)
+    values = values_of(runs, metric)
+    ours = summary(values.values()) if values else None
+    judgement: Judgement = "no number"
+    if ours is not None:
+        judgement = verdict(ours, cell.number if cell is not None else None)
+    costs = [result["cost"]["cpu_seconds"] for result in runs.values()]
+    precisions = tuple(sorted({result["spec"]["precision"] for result in runs.values()}))
+    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions)
+
+
+def _differences(target: Target, runs: Mapping[tuple[str, str], Mapping[int, Result]]) -> Iterable[Difference]:
+    columns = dict.fromkeys(entry.column for entry in target.entries)
+    for later, earlier in target.pairs:
+        for column in columns:
+            for metric in target.metrics:
+                a = values_of(runs.get((later, column), {}), metric)
+                b = values_of(runs.get((earlier, column), {}), metric)
+                if a.keys() & b.keys():
+                    yield Difference(later, earlier, column, metric, paired_difference(a, b))
+
+
+def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
+    """seed -> value, without the runs where the metric is undefined."""
+    values = {seed: result["metrics"].get(metric) for seed, result in runs.items()}
+    return {seed: value for seed, value in values.items() if value is not None}

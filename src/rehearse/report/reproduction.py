@@ -1,0 +1,132 @@
+"""Targets as tables: for the terminal, as CSV, and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from ..paper.outcome import Line, Outcome
+from ..statistics import Summary
+from . import tables
+from .tables import UNDEFINED
+
+HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
+PER_CENT = ("accuracy", "forgetting", "anytime_accuracy", "pooled_accuracy", "validation_accuracy")
+LEGEND = (
+    "ours: mean ± half the 95 % t interval over seeds; "
+    "forgetting: best minus final accuracy, over all tasks but the last"
+)
+
+
+def outcome_table(outcome: Outcome) -> Table:
+    target = outcome.target
+    table = Table(title=f"{target.name}: {target.title} (in %)", caption=LEGEND)
+    for name in HEAD:
+        table.add_column(name, justify="left" if name in HEAD[:3] else "right")
+    for line in outcome.lines:
+        table.add_row(*_cells(line))
+    return table
+
+
+def outcome_differences_table(outcome: Outcome) -> Table | None:
+    if not outcome.differences:
+        return None
+    table = Table(title="paired differences on the same seeds, in points")
+    for name in ("", "column", "metric", "difference", "n"):
+        table.add_column(name, justify="left" if name != "difference" else "right")
+    for row in outcome.differences:
+        name = f"{row.later} − {row.earlier}"
+        table.add_row(name, row.column, row.metric, number(row.ours, row.metric, sign=True), str(row.ours.n))
+    return table
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    printed = line.published.printed if line.published is not None else ""
+    ours = line.ours
+    return (
+        line.entry.row,
+        line.entry.column,
+        line.metric,
+        UNDEFINED if ours is None else number(ours, line.metric),
+        UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.1f}",
+        "0" if ours is None else str(ours.n),
+        printed or UNDEFINED,
+        judgement(line),
+    )
+
+
+def judgement(line: Line) -> str:
+    """The verdict; what went stale is told beside it."""
+    if line.stale and line.judgement != "stale":
+        return f"{line.judgement} ({line.stale} stale)"
+    return line.judgement
+
+
+def number(value: Summary, metric: str, *, sign: bool = False) -> str:
+    """Mean ± half the interval; per cent where the metric is a fraction."""
+    unit = _unit(metric)
+    mean = f"{unit * value.mean:{'+' if sign else ''}.1f}"
+    if value.interval is None:
+        return mean
+    return f"{mean} ± {unit * (value.interval[1] - value.interval[0]) / 2:.1f}"
+
+
+def _unit(metric: str) -> float:
+    return 100.0 if metric in PER_CENT else 1.0
+
+
+def outcome_csv(outcome: Outcome) -> str:
+    """Every number at full precision: fractions, empty where undefined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["target", "row", "column", "method", "stream", "metric", "mean", "low", "high", "median", "sd", "n",
+         "published", "published_value", "published_se", "verdict", "stale", "cpu_seconds", "precision"]
+    )  # fmt: skip
+    for line in outcome.lines:
+        ours, cell = line.ours, line.published
+        mean = ["", "", "", "", "", 0]
+        if ours is not None:
+            low, high = ours.interval or ("", "")
+            mean = [ours.mean, low, high, ours.median, ours.sd if ours.n > 1 else "", ours.n]
+        printed = cell.number if cell is not None else None
+        writer.writerow(
+            [outcome.target.name, line.entry.row, line.entry.column, line.entry.method, line.entry.stream, line.metric,
+             *mean, cell.printed if cell else "", printed.value if printed else "",
+             "" if printed is None or printed.se is None else printed.se, line.judgement, line.stale,
+             "" if line.cpu_seconds is None else f"{line.cpu_seconds:.2f}", " ".join(line.precisions)]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: int) -> str:
+    """Columns from the ``right``-th on are numbers."""
+    rule = ["---" if i < right else "--:" for i in range(len(head))]
+    lines = [head, rule, *([part.replace("|", "\\|") for part in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def outcome_markdown(outcome: Outcome) -> str:
+    """The target as a section: its table, its paired differences, its note."""
+    target = outcome.target
+    rows = [
+        [*_cells(line), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"] for line in outcome.lines
+    ]
+    parts = [f"## {target.name}", f"{target.title}. {outcome.seeds} seeds are asked for; n says how many there are."]
+    parts += [target.note] if target.note else []
+    parts.append(markdown_table([*HEAD, "CPU s a run", "command"], rows, right=3))
+    if outcome.differences:
+        differences = [
+            [f"{d.later} − {d.earlier}", d.column, d.metric, number(d.ours, d.metric, sign=True), str(d.ours.n)]
+            for d in outcome.differences
+        ]
+        parts.append("Paired differences on the same seeds, in points:")
+        parts.append(markdown_table(["", "column", "metric", "difference", "n"], differences, right=3))
+    return "\n\n".join(parts) + "\n"
+
+
+def command(line: Line, target: str) -> str:
+    return f"rehearse reproduce {target} --only {line.entry.method}"
