@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from ..errors import InvalidInput
+from .gated import GatedMLP
 from .mlp import MLP
 from .resnet import ReducedResNet18
+from .vae import VAE
 
-__all__ = ["MLP", "NETWORKS", "ReducedResNet18", "make_network"]
+__all__ = ["MLP", "NETWORKS", "VAE", "GatedMLP", "ReducedResNet18", "make_network"]
 
 # The names in specs: how to build that network for so many classes and inputs of that shape.
 NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
+    "gated": lambda classes, shape: GatedMLP(math.prod(shape), classes=classes),
     "mlp": lambda classes, shape: MLP(math.prod(shape), classes=classes),
     "resnet18": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape)),
     "resnet18-groupnorm": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape), norm="group"),

@@ -1,0 +1,86 @@
+"""Search in a latent space: gradient ascent on an objective over z, and what a generator must offer for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .errors import InvalidInput
+
+
+class Elbo(NamedTuple):
+    """The negative evidence lower bound in its two parts, one value a row each."""
+
+    reconstruction: Tensor
+    kl: Tensor
+
+    def total(self, beta: float = 1.0) -> Tensor:
+        """reconstruction + β · KL; β = 1 is the bound itself."""
+        return self.reconstruction + beta * self.kl
+
+
+def gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
+    """KL(N(μ, diag σ²) ‖ N(0, I)) = ½ Σ (μ² + σ² − 1 − log σ²), one value a row."""
+    return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
+
+
+@runtime_checkable
+class Generator(Protocol):
+    """The small surface that a generator needs, besides being an ``nn.Module``.
+
+    ``latent`` is the size of z, whose prior is the standard normal. Inputs are what the classifier sees, after
+    ``prepare``; ``decode`` gives such inputs back.
+    """
+
+    latent: int
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log-variance of q(z|x), one row an example."""
+
+    def decode(self, z: Tensor) -> Tensor:
+        """The mean of p(x|z)."""
+
+    def loss(self, x: Tensor) -> Elbo:
+        """−ELBO of each row, in its two parts."""
+
+
+@dataclass
+class LatentSearch:
+    """z ← z + step_size · ∇objective(z), ``steps`` times.
+
+    All points are moved together, as one batch: ``objective`` gives one number for all of them. As it is a sum over
+    points, the step of a point does not depend on how many there are. With 0 steps the points stay where they start.
+
+    A search that ends in anything but finite numbers gives None, so that the caller replays plain samples instead;
+    ``searches`` and ``fallbacks`` count how often that was asked and had to be done.
+    """
+
+    steps: int = 10
+    step_size: float = 0.1
+    searches: int = 0
+    fallbacks: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
+        if not 0 < self.step_size < math.inf:
+            raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be positive")
+
+    def __call__(self, objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
+        """The points that ascending from ``start`` leads to, or None if they are not finite."""
+        z = start.detach()
+        with torch.enable_grad():
+            for _ in range(self.steps):
+                here = z.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(objective(here), here)
+                z = z + self.step_size * slope  # whatever is not finite once stays so to the end
+        self.searches += 1
+        if bool(z.isfinite().all()):
+            return z
+        self.fallbacks += 1
+        return None

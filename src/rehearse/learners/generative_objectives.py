@@ -1,0 +1,180 @@
+"""What the search in latent space looks for: Eq. 2 and 3 of the paper, term by term, one value a point each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import InvalidInput
+from ..latent import Elbo, gaussian_kl
+from ..losses import in_full
+
+Decode = Literal["own", "previous"]
+Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The weight of each term; a term of weight 0 is not computed.
+
+    ``kl`` and ``reconstruction`` weigh interference (the classifier's has the former alone), ``entropy`` the
+    uncertainty of the previous classifier, which is subtracted, ``diversity`` the distances between the points, and
+    ``shell`` the distance from the shell where the prior lives, which is subtracted. The defaults are the published
+    ones of Split MNIST, whose cross-entropy 0.1 and entropy 1 are KL 0.1 and entropy 0.9.
+    """
+
+    kl: float = 0.1
+    reconstruction: float = 0.0
+    entropy: float = 0.9
+    diversity: float = 1.0
+    shell: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidInput(f"the coefficient {field.name} is {value!r}; it must be a finite number")
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ p (log p − log q); classes that only q has are impossible under p, and add nothing."""
+    return (log_p.exp() * (log_p - log_q[:, : log_p.shape[1]])).sum(1)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """H(p) = −Σ p log p: 0 where the classifier is certain."""
+    return -(log_p.exp() * log_p).sum(1)
+
+
+def diversity(z: Tensor) -> Tensor:
+    """1/(n−1) Σ_{i<j} |z_i − z_j|² / D over all pairs, as one number: 0 where all points are one.
+
+    The sum over pairs is n times the sum of squared distances from the mean.
+    """
+    n, size = z.shape
+    total: Tensor = (z - z.mean(0)).square().sum() * (n / max(n - 1, 1) / size)
+    return total
+
+
+def shell(z: Tensor) -> Tensor:
+    """(|z| − √D)²: how far a point is from where nearly all of the prior's mass lies."""
+    distance: Tensor = torch.linalg.vector_norm(z, dim=1) - math.sqrt(z.shape[1])
+    return distance.square()
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximised."""
+
+    coefficients: Coefficients
+    terms: Terms
+    measured: tuple[str, ...]  # the terms that together are the interference
+
+    def __call__(self, z: Tensor) -> Tensor:
+        total = self.scores(z).sum()
+        return total + self.coefficients.diversity * diversity(z) if self.coefficients.diversity else total
+
+    def scores(self, z: Tensor) -> Tensor:
+        """What each point contributes by itself."""
+        c = self.coefficients
+        weights = {"kl": c.kl, "reconstruction": c.reconstruction, "entropy": -c.entropy}
+        wanted = [name for name, weight in weights.items() if weight]
+        total = 0 * z.sum(1)  # depends on z, so that there is a gradient even where no term is wanted
+        found = self.terms(z, wanted) if wanted else {}
+        for name in wanted:
+            total = total + weights[name] * found[name]
+        return total - c.shell * shell(z) if c.shell else total
+
+    @torch.no_grad()
+    def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Interference and entropy of each point, whatever they weigh."""
+        found = self.terms(z, (*self.measured, "entropy"))
+        interference: Tensor = torch.stack([found[name] for name in self.measured]).sum(0)
+        return interference, found["entropy"]
+
+
+class View:
+    """A network as it is, or with other tensors in place of its own; counts the rows that pass through it."""
+
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> None:
+        self._call = _Call(module)
+        self._tensors = None if tensors is None else {f"module.{name}": value for name, value in tensors.items()}
+        self.rows = 0
+
+    def classify(self, x: Tensor) -> Tensor:
+        """log softmax of the scores."""
+        scores: Tensor = self._ask("forward", x)
+        return in_full(scores).log_softmax(1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self._ask("encode", x)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        x: Tensor = self._ask("decode", z)
+        return x
+
+    def loss(self, x: Tensor) -> Elbo:
+        return Elbo(*self._ask("loss", x))
+
+    def _ask(self, method: str, rows: Tensor) -> Any:
+        self.rows += len(rows)
+        if self._tensors is None:
+            return self._call(method, rows)
+        return functional_call(self._call, self._tensors, (method, rows))
+
+
+class _Call(nn.Module):
+    """Any method of a module as ``forward``, which is all that `functional_call` calls."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, method: str, rows: Tensor) -> Any:
+        return getattr(self.module, method)(rows) if method != "forward" else self.module(rows)
+
+
+def classifier_objective(coefficients: Coefficients, generator: View, reference: View, foreseen: View) -> Objective:
+    """Eq. 2: KL(y_pre ‖ ŷ) − α H(y_pre), with y_pre = f_θ′(g(z)) and ŷ = f_θᵛ(g(z))."""
+
+    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+        x = generator.decode(z)
+        log_pre = reference.classify(x)
+        found = {"entropy": entropy(log_pre)}
+        if "kl" in wanted:
+            found["kl"] = divergence(log_pre, foreseen.classify(x))
+        return found
+
+    return Objective(coefficients, terms, ("kl",))
+
+
+def generator_objective(
+    coefficients: Coefficients, classifier: View, reference: View, foreseen: View, decode: Decode
+) -> Objective:
+    """Eq. 3: what the foreseen step adds to the two parts of −ELBO; and the entropy of the previous classifier.
+
+    As written, each side judges what its own decoder makes of z; with ``decode="previous"`` both judge what the
+    reference makes of it, as the published runs do.
+    """
+
+    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+        x = reference.decode(z)
+        found: dict[str, Tensor] = {}
+        if "reconstruction" in wanted:
+            after, before = foreseen.loss(foreseen.decode(z) if decode == "own" else x), reference.loss(x)
+            found = {"kl": after.kl - before.kl, "reconstruction": after.reconstruction - before.reconstruction}
+        elif "kl" in wanted:
+            after_kl = gaussian_kl(*foreseen.encode(foreseen.decode(z) if decode == "own" else x))
+            found = {"kl": after_kl - gaussian_kl(*reference.encode(x))}
+        if "entropy" in wanted:
+            found["entropy"] = entropy(classifier.classify(x))
+        return found
+
+    return Objective(coefficients, terms, ("kl", "reconstruction"))

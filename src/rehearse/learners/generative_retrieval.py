@@ -1,0 +1,133 @@
+"""How imagined rows are chosen: by a search in latent space, or by ranking more of them than are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInput
+from ..latent import LatentSearch
+from ..lookahead import Gradient, Lookahead
+from .generative_objectives import Coefficients, Decode, Objective
+from .replay import check_positive
+
+Init = Literal["prior", "encoder"]
+GradientOf = Literal["fresh", "stale"]
+Reference = Literal["snapshot", "current"]
+VirtualStep = Literal["sgd", "optimizer"]
+
+
+@dataclass
+class LatentRetrieval:
+    """Finds the points in latent space that the coming update interferes with most.
+
+    - ``init``: where the search starts: the ``"prior"`` (the published settings), or the ``"encoder"``'s
+      distribution of the incoming batch (the paper).
+    - ``gradient``: of which loss the foreseen step is: ``"fresh"``, of the incoming batch at the present parameters
+      (the paper); ``"stale"``, the one left over from the last step on the previous batch and its replay (the
+      published program, in which the incoming batch does not enter the search at all).
+    - ``reference``: θ′ (or φ′, γ′), against which interference is measured: the ``"snapshot"`` that the replay comes
+      from, or the ``"current"`` parameters.
+    - ``decode``: for the generator, whether each side of Eq. 3 decodes z with its ``"own"`` decoder, or both with the
+      ``"previous"`` one.
+    - ``virtual_step``: ``"sgd"``, parameters − rate × gradient, the rate being the optimiser's own or ``rate``; or
+      ``"optimizer"``, exactly what that optimiser would do with the gradient next.
+    - ``ranking``: instead of searching, draw so many times as many points and keep those of the highest objective
+      (without the diversity term). 1 is the search.
+    """
+
+    search: LatentSearch = field(default_factory=LatentSearch)
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    init: Init = "prior"
+    gradient: GradientOf = "fresh"
+    reference: Reference = "snapshot"
+    decode: Decode = "own"
+    virtual_step: VirtualStep = "sgd"
+    rate: float | None = None
+    ranking: int = 1
+
+    def __post_init__(self) -> None:
+        choices = {"init": Init, "gradient": GradientOf, "reference": Reference, "decode": Decode}
+        for name, choice in (choices | {"virtual_step": VirtualStep}).items():
+            if getattr(self, name) not in get_args(choice):
+                raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(get_args(choice))}")
+        check_positive(ranking=self.ranking)
+        if self.rate is not None and not self.rate > 0:
+            raise InvalidInput(f"rate is {self.rate!r}; it must be positive, or None for the optimiser's own")
+        self.measured = Measured()
+
+    def foresee(self, model: nn.Module, optimizer: torch.optim.Optimizer, gradient: Gradient) -> dict[str, Tensor]:
+        """The parameters that the coming step would make, by name."""
+        if self.virtual_step == "sgd" and self.rate is not None:
+            return {
+                name: parameter.detach() - self.rate * gradient[name] if name in gradient else parameter.detach()
+                for name, parameter in model.named_parameters()
+            }
+        return Lookahead(model, optimizer, virtual_step=self.virtual_step).foresee(gradient)
+
+    def __call__(
+        self, objective: Objective, rows: int, start: Callable[[int], Tensor], plain: Callable[[int], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """``rows`` points of high objective, and the interference of each.
+
+        ``start`` draws points to begin with, ``plain`` those to fall back on.
+        """
+        first = start(rows * self.ranking)
+        before = objective.measure(first)
+        found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
+        z = plain(rows) if found is None else found
+        after = objective.measure(z)
+        self.measured.add(before, after)
+        return z, after[0]
+
+    def _best(self, objective: Objective, points: Tensor, rows: int) -> Tensor | None:
+        with torch.no_grad():
+            scores = objective.scores(points)
+        self.search.searches += 1
+        if bool(scores.isfinite().all()):
+            return points[scores.topk(rows).indices]
+        self.search.fallbacks += 1
+        return None
+
+    def report(self) -> dict[str, Any]:
+        """How often it searched and fell back to plain samples, and the mean of what it measured before and after."""
+        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks}
+        return counts | self.measured.means()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "searches": self.search.searches,
+            "fallbacks": self.search.fallbacks,
+            "count": self.measured.count,
+            "sums": list(self.measured.sums),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.search.searches, self.search.fallbacks = int(state["searches"]), int(state["fallbacks"])
+        self.measured = Measured(int(state["count"]), [float(value) for value in state["sums"]])
+
+
+MEASURES = ("interference_before", "entropy_before", "interference_after", "entropy_after")
+
+
+@dataclass
+class Measured:
+    """Running means of interference and entropy over all searches, before and after."""
+
+    count: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0] * len(MEASURES))
+
+    def add(self, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
+        means = torch.stack([values.mean() for values in (*before, *after)])
+        if bool(means.isfinite().all()):  # the rare others are counted as fallbacks
+            self.count += 1
+            self.sums = [total + mean for total, mean in zip(self.sums, means.tolist(), strict=True)]
+
+    def means(self) -> dict[str, float | None]:
+        return {
+            name: total / self.count if self.count else None for name, total in zip(MEASURES, self.sums, strict=True)
+        }
