@@ -5,13 +5,14 @@ from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import Finetune, Learner, Replay, Step
 from .lookahead import Lookahead
-from .memory import Memory, ReservoirMemory
+from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from .retrieval import MostInterfered, Uniform
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
+    "ClassBalancedMemory",
     "Finetune",
     "Learner",
     "Lookahead",
@@ -20,6 +21,7 @@ __all__ = [
     "RehearseError",
     "Replay",
     "ReservoirMemory",
+    "RingMemory",
     "Step",
     "Uniform",
     "__version__",

@@ -74,7 +74,7 @@ def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
     name, head = find_head(model)
     parameters = _parameters(model, name, head)
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    states: list[tuple[Tensor, dict[str, Any]]] = []
+    states: list[tuple[nn.Parameter, dict[str, Any]]] = []
     for parameter in parameters.values():  # everything is made before anything is changed
         state = _resized_state(
             optimizer.state.get(parameter, {}), parameter, groups.get(id(parameter), {}), head.out_features, classes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from typing import Any
 
@@ -30,14 +31,14 @@ class ClassBalancedMemory(Memory):
     A slot emptied by `forget` stays with its class, open until that class's own draw falls on it.
     """
 
-    def __init__(self, capacity: int, **options: Any) -> None:
-        super().__init__(capacity, **options)
+    def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
+        super().__init__(capacity, path=path, seed=seed)
         self._share: dict[int, array[int]] = {}  # class -> its slots, open ones included
         self._seen_of: dict[int, int] = {}
         self._sampled: set[int] = set()  # classes that were once the largest: no longer held whole
         self._used = 0  # slots given out so far; they are given out in order
 
-    def check_policy(self, batch: Batch) -> None:
+    def _check_policy(self, batch: Batch) -> None:
         if batch.y.ndim != 1 or batch.y.is_floating_point() or batch.y.dtype == torch.bool:
             raise InvalidType(
                 f"a class-balanced memory needs one integer label a row; these targets are {batch.y.dtype} of shape "
@@ -81,8 +82,6 @@ class ClassBalancedMemory(Memory):
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         parts = torch.split(state["slots"], state["sizes"])
-        self._share = {
-            label: array("q", part.tolist()) for label, part in zip(state["classes"], parts, strict=True)
-        }
+        self._share = {label: array("q", part.tolist()) for label, part in zip(state["classes"], parts, strict=True)}
         self._seen_of = dict(zip(state["classes"], state["seen"], strict=True))
         self._sampled, self._used = set(state["sampled"]), int(state["used"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,10 +16,15 @@ from torch import Tensor
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
 from ..errors import CheckpointError, InvalidInput
+from .ids import as_ids
 from .index import Slots, TaskIndex
 from .rows import Rows
 
+if TYPE_CHECKING:
+    from .mapped import MappedFile
+
 ARRIVED, TASK, TARGET, ID = "arrived", "task", "y", "id"
+FORGET_ROWS = 10_000  # rows that a predicate is asked about at once
 RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
 
 
@@ -28,14 +34,19 @@ class Memory(ABC):
     A row's *slot* is its address. Everything known of a row stands in a column at that slot: what came with it
     (`add(..., logits=...)`), and *facts* that are learned later (its best loss so far) and go when the row goes.
     Insertion and sampling draw from two generators, so that methods which sample differently hold the same rows.
+
+    With a ``path`` the rows live in that file, memory-mapped, with journals beside it (``path.N.undo``): many more
+    rows than would fit in memory, at the same speed. A `state_dict` then refers to the file and does not copy it, and
+    loading one puts the file back to what it was, after a crash too. It can do so for every state since the last one
+    that was confirmed (`rehearse.save` does that), as long as file and journals stay together.
     """
 
-    def __init__(self, capacity: int, *, seed: int = 0) -> None:
+    def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
             raise InvalidInput(f"capacity is {capacity!r}; a memory needs room for at least one row")
         self.capacity = int(capacity)
         self.seen = 0
-        self._rows = Rows(self.capacity)
+        self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
         self._index = TaskIndex(self.capacity)
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
@@ -45,6 +56,9 @@ class Memory(ABC):
     @abstractmethod
     def _place(self, batch: Batch) -> Slots:
         """The slot of each arriving row, or −1 where it is not kept. Where two draw one slot, the later has it."""
+
+    def _check_policy(self, batch: Batch) -> None:
+        """Refuse a batch that the policy cannot place."""
 
     def _policy_state(self) -> dict[str, Any]:
         """What the policy knows beyond the count of rows seen."""
@@ -60,15 +74,17 @@ class Memory(ABC):
 
     def check(self, batch: Batch, **columns: Tensor) -> None:
         """Refuse a batch that could not be added; changes nothing."""
+        self._check_policy(batch)
         self._rows.check(batch.x, self._columns(batch, columns))
 
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
         """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
 
         ``columns`` are further tensors with one entry a row (stored logits, say), the same ones for every row;
-        ``id`` among them is what `forget(ids=...)` goes by.
+        ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept.
         """
         batch = checked_batch(x, y, task)
+        self._check_policy(batch)
         rows = self._columns(batch, columns)
         self._rows.check(batch.x, rows)
         if self._rows.x is None:
@@ -98,7 +114,7 @@ class Memory(ABC):
         for name, values in extra.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
-            column = as_tensor(values, f"column {name!r}")
+            column = as_ids(values) if name == ID else as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
                 raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
             columns[name] = column
@@ -128,10 +144,7 @@ class Memory(ABC):
         """The rows at the given slots, as they were stored."""
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add rows before recalling any")
-        x, columns = self._rows.read(slots)
-        y, task = columns.pop(TARGET), columns.pop(TASK)
-        columns.pop(ARRIVED)
-        return Batch(x, y, task, slots, columns)
+        return _as_batch(*self._rows.read(slots), slots)
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -169,44 +182,57 @@ class Memory(ABC):
     def forget(
         self,
         *,
-        ids: Collection[int] | Tensor | None = None,
+        ids: Collection[int | str] | Tensor | None = None,
         slots: Collection[int] | Tensor | None = None,
         predicate: Callable[[Batch], Tensor] | None = None,
     ) -> int:
-        """Remove rows for good and overwrite their bytes; returns how many.
+        """Remove rows for good and overwrite their bytes; returns how many the memory held.
 
-        Name them by the ``id`` they were added with, by slot, or by a predicate that is given all rows as a batch
-        and answers with one boolean a row. The emptied slots stay open until the policy's own draw falls on them,
-        so the memory remains a fair sample of what may still be kept. What this cannot do: the model's weights and
-        earlier checkpoints still know the row.
+        Name them by the ``id`` they were added with, by slot, or by a predicate that is given rows as batches (of at
+        most 10,000) and answers with one boolean a row. The emptied slots stay open until the policy's own draw falls
+        on them, so the memory remains a fair sample of what may still be kept. In a memory-mapped file the bytes are
+        overwritten, and (by ids and predicate) in its journals too: going back to an earlier checkpoint does not
+        bring them back.
+
+        What this cannot do: the model's weights learned from the row, earlier checkpoints with rows inside still hold
+        it, and so may backups and the disk beneath the file system.
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
-        doomed = self._doomed(ids, slots, predicate)
+        names = None if ids is None else as_ids(ids)
+        doomed = self._doomed(names, slots, predicate)
         if len(doomed):
             where = torch.from_numpy(doomed)
             self._index.clear(doomed)
             self._rows.erase(where)
             for fill, fact in self._facts.values():
                 fact[where] = fill
+        if self._rows.file is not None:
+            if slots is None:
+                self._rows.file.erase_past(lambda x, columns: self._matching(_as_batch(x, columns), names, predicate))
+            self._rows.file.sync()
         return len(doomed)
 
-    def _doomed(self, ids: Any, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
+    def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
         occupied = self._index.occupied()
-        if not len(occupied):
-            return occupied
         if slots is not None:
             return np.asarray(np.intersect1d(occupied, np.asarray(list(slots), dtype=np.int64)))
+        parts = np.split(occupied, range(FORGET_ROWS, len(occupied), FORGET_ROWS)) if len(occupied) else []
+        matching = [self._matching(self.get(torch.from_numpy(part)), ids, predicate).numpy() for part in parts]
+        return occupied[np.concatenate(matching)] if matching else occupied
+
+    @staticmethod
+    def _matching(rows: Batch, ids: Tensor | None, predicate: Callable[[Batch], Tensor] | None) -> Tensor:
+        """Which of the rows go by these ids, or answer to the predicate."""
         if ids is not None:
-            if ID not in self._rows.columns:
+            if ID not in rows.columns:
                 raise InvalidInput("the rows have no ids; give them when adding: memory.add(x, y, id=...)")
-            held = self._rows.columns[ID][torch.from_numpy(occupied)].numpy()
-            return np.asarray(occupied[np.isin(held, np.asarray(list(ids)))])
+            return torch.isin(rows.columns[ID], ids)
         assert predicate is not None
-        answer = torch.as_tensor(predicate(self.get(torch.from_numpy(occupied))))
-        if answer.dtype != torch.bool or answer.shape != (len(occupied),):
+        answer = torch.as_tensor(predicate(rows))
+        if answer.dtype != torch.bool or answer.shape != (len(rows),):
             raise InvalidInput("the predicate must answer with one boolean a row")
-        return np.asarray(occupied[answer.numpy()])
+        return answer.cpu()
 
     # -------------------------------------------------------------------------------------------------- telling
 
@@ -244,15 +270,20 @@ class Memory(ABC):
     # ---------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: rows, facts, the count of what was seen, both generators. Tensors and plain values only."""
+        """Everything: rows, facts, the count of what was seen, both generators. Tensors and plain values only.
+
+        Rows in a file of their own are not copied: the state says what is to be found there, and where to go back to.
+        """
         used = int(self._index.occupied().max()) + 1 if len(self) else 0
-        index = self._index.state()
+        index, file = self._index.state(), self._rows.file
+        inside = self._rows.x is not None and file is None
         return {
             "policy": type(self).__name__,
             "capacity": self.capacity,
             "seen": self.seen,
-            "x": None if self._rows.x is None else tree_map(lambda leaf: leaf[:used].clone(), self._rows.x),
-            "columns": {name: column[:used].clone() for name, column in self._rows.columns.items()},
+            "x": tree_map(lambda leaf: leaf[:used].clone(), self._rows.x) if inside else None,
+            "columns": {name: column[:used].clone() for name, column in self._rows.columns.items()} if inside else {},
+            "file": None if file is None or not file.is_open else file.checkpoint(),
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": {
                 "tasks": list(index["tasks"]),
@@ -266,28 +297,63 @@ class Memory(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """The state is safely on a disk; a memory in a file then lets go of what only older states need."""
+        if self._rows.file is not None and state["file"] is not None:
+            self._rows.file.confirm(state["file"])
+
+    def close(self) -> None:
+        """Let go of the file, if the rows are in one, for another memory to open; load a checkpoint to go on."""
+        if self._rows.file is not None:
+            self._rows.file.close()
+            self._rows.x, self._rows.columns = None, {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
                 raise CheckpointError(f"the saved memory has {name} {state[name]!r}, this one {own!r}")
-        rows = Rows(self.capacity)
-        if state["x"] is not None:
-            used = torch.arange(len(tree_leaves(state["x"])[0]))
-            rows.allocate(state["x"], state["columns"])
-            rows.write(used, state["x"], state["columns"])
         facts = {}
         for name, (fill, values) in state["facts"].items():
             facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
             facts[name][1][: len(values)] = values
-        index = state["index"]
-        self._index = TaskIndex.from_state(
-            self.capacity, index["tasks"], index["counts"].numpy(), index["members"].numpy()
-        )
-        self._rows, self._facts, self.seen = rows, facts, int(state["seen"])
+        saved = state["index"]
+        index = TaskIndex.from_state(self.capacity, saved["tasks"], saved["counts"].numpy(), saved["members"].numpy())
+        rows, forgotten = self._load_rows(state, index.occupied())
+        index.clear(forgotten)
+        for fill, fact in facts.values():
+            fact[torch.from_numpy(forgotten)] = fill
+        self._rows, self._index, self._facts, self.seen = rows, index, facts, int(state["seen"])
         self._insertion.bit_generator.state = json.loads(state["insertion"])
         self._sampling.bit_generator.state = json.loads(state["sampling"])
         self._load_policy_state(state["own"])
+
+    def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
+        """The rows of a state, and those of the occupied slots that were forgotten for good since."""
+        rows, nothing = Rows(self.capacity, self._rows.file), np.zeros(0, dtype=np.int64)
+        if (state["file"] is None) != (rows.file is None) and len(occupied):
+            inside, outside = ("its file", "the checkpoint") if rows.file else ("the checkpoint", "a file")
+            raise CheckpointError(f"the rows of the saved memory are in {outside}, this memory keeps them in {inside}")
+        if state["x"] is not None:
+            used = torch.arange(len(tree_leaves(state["x"])[0]))
+            rows.allocate(state["x"], state["columns"])
+            rows.write(used, state["x"], state["columns"])
+        elif rows.file is not None and state["file"] is not None:
+            rows.x, rows.columns, forgotten = rows.file.restore(state["file"], occupied)
+            return rows, np.intersect1d(forgotten, occupied)
+        elif rows.file is not None:
+            rows.file.close()
+        return rows, nothing
+
+
+def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
+    from .mapped import MappedFile  # needs a POSIX system; everything else does not
+
+    return MappedFile(path, capacity)
+
+
+def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
+    columns = dict(columns)
+    y, task = columns.pop(TARGET), columns.pop(TASK)
+    columns.pop(ARRIVED)
+    return Batch(x, y, task, slots, columns)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:

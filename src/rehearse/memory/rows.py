@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
 
+if TYPE_CHECKING:
+    from .mapped import MappedFile
+
 
 class Rows:
     """Columns of ``capacity`` rows: the inputs (a tree of tensors) and any number of named tensors.
 
     A column is laid out when its first rows arrive and keeps their dtype and shape. Pages that were never written
-    take no room, so a large capacity costs what it holds.
+    take no room, so a large capacity costs what it holds. A named column of floats with one list a row may become
+    wider (the logits of a head that has grown): what earlier rows do not have of it is NaN. With a ``file`` the columns
+    are views of it, and keep their width.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, file: MappedFile | None = None) -> None:
+        self.capacity, self.file = capacity, file
         self.x: Tree | None = None
         self.columns: dict[str, Tensor] = {}
 
@@ -29,6 +37,8 @@ class Rows:
     def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse rows that do not look like those that are held."""
         if self.x is None:
+            if self.file is not None:
+                self.file.check_start()
             return
         _check_tree(x, self.x, "inputs")
         if columns.keys() != self.columns.keys():
@@ -37,21 +47,34 @@ class Rows:
                 "every row needs the same ones"
             )
         for name, column in columns.items():
-            _check_leaf(column, self.columns[name], f"column {name!r}")
+            if self.file is not None or not _is_wider(column, self.columns[name]):
+                _check_leaf(column, self.columns[name], f"column {name!r}")
 
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for rows that look like these."""
+        if self.file is not None:
+            self.x, self.columns = self.file.start(x, columns)
+            return
         self.x = tree_map(self._empty_like, x)
         self.columns = {name: self._empty_like(column) for name, column in columns.items()}
 
     def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
+        with nullcontext() if self.file is None else self.file.overwriting(slots.numpy()):
+            self._write(slots, x, columns)
+
+    def _write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         for held, leaf in zip(tree_leaves(self.x), tree_leaves(x), strict=True):
             held[slots] = leaf.to(held.device)
         for name, column in columns.items():
+            if _is_wider(column, self.columns[name]):
+                self.columns[name] = _widened(self.columns[name], column.shape[1])
             self.columns[name][slots] = column.to(self.columns[name].device)
 
     def erase(self, slots: Tensor) -> None:
         """Overwrite the rows with zeros: what is forgotten is gone from here."""
+        if self.file is not None:
+            self.file.erase(slots.numpy())
+            return
         for held in [*(tree_leaves(self.x) if self.x is not None else []), *self.columns.values()]:
             held[slots] = torch.zeros((), dtype=held.dtype)
 
@@ -91,3 +114,12 @@ def _check_leaf(rows: Tensor, held: Tensor, where: str) -> None:
         raise InvalidInput(
             f"{where} of this batch are {rows.dtype}, those before were {held.dtype}; convert them first"
         )
+
+
+def _is_wider(rows: Tensor, held: Tensor) -> bool:
+    lists_of_floats = rows.ndim == held.ndim == 2 and rows.dtype == held.dtype and rows.is_floating_point()
+    return lists_of_floats and rows.shape[1] > held.shape[1]
+
+
+def _widened(held: Tensor, width: int) -> Tensor:
+    return torch.cat([held, held.new_full((len(held), width - held.shape[1]), torch.nan)], dim=1)
