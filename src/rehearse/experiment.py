@@ -43,6 +43,11 @@ class Progress:
     task: int | None
     loss: float | None
     accuracy: float | None = None
+    note: str | None = None
+
+
+class Stopped(Exception):
+    """Raised by an ``on_progress`` that wants the run to stop: it is checkpointed where it stands."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,9 @@ class Run:
         self.matrices = {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
+        self.metrics_offset = 0
+        self.earlier: list[dict[str, Any]] = []
+        """The other software or machines that an earlier part of the run was made with."""
 
     def steps(self, on_begin: Callable[[int], None] | None = None) -> Iterator[tuple[Batch, Step, bool]]:
         """Learn from here to the end; yields each batch with its step, and whether an evaluation followed it.
@@ -179,6 +187,7 @@ class Run:
             "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
             "extra": self.extra,
             "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
+            "environments": [*self.earlier, environment()],
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -188,6 +197,7 @@ class Run:
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = {name: np.array(matrix) for name, matrix in state["matrices"].items()}
         self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed = state["cost"]
+        self.earlier = [place for place in state["environments"] if place != environment()]
 
     # --------------------------------------------------------------------------------------------------- result
 
@@ -232,9 +242,18 @@ def execute(
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Carry a run out, from its checkpoint in ``folder`` if there is one, and return its result."""
-    run = Run(spec, settings)
-    log = RunLog(folder, run) if folder is not None else None
+    """Carry a run out, from its checkpoint in ``folder`` if there is one, and return its result.
+
+    A checkpoint that is damaged or of another run is removed, told as a note, and the run starts over.
+    """
+    run, log = Run(spec, settings), None
+    if folder is not None:
+        refused = take_up(run, folder)
+        if refused is not None:
+            run = Run(spec, settings)
+            if on_progress is not None:
+                on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
+        log = RunLog(folder, run)
     clock, cpu = time.perf_counter(), time.process_time()
     elapsed, spent = run.elapsed, run.cpu_seconds
 
@@ -249,20 +268,44 @@ def execute(
         if on_progress is not None:
             on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None))
 
-    for batch, step, evaluated in run.steps(preparing):
-        tick()
+    try:
+        for batch, step, evaluated in run.steps(preparing):
+            tick()
+            if log is not None:
+                log.step(batch, step, evaluated)
+                log.checkpoint_if_due()
+            if on_progress is not None:
+                task = batch.task if isinstance(batch.task, int) else None
+                seen = float(np.nanmean(run.matrices["test"][task or 0])) if evaluated else None
+                on_progress(Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, seen))
+    except Stopped:
         if log is not None:
-            log.step(batch, step, evaluated)
-            log.checkpoint_if_due()
-        if on_progress is not None:
-            task = batch.task if isinstance(batch.task, int) else None
-            seen = float(np.nanmean(run.matrices["test"][task or 0])) if evaluated else None
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, seen))
+            log.checkpoint()
+        raise
     tick()
-    result = run.result() | {"environment": environment()}
+    result = run.result() | {"environment": environment() | ({"earlier": run.earlier} if run.earlier else {})}
     if log is not None:
         log.finish(result)
     return result
+
+
+def take_up(run: Run, folder: Path) -> str | None:
+    """Put a run where its checkpoint left it; one that is damaged or of another run is removed, and why is told."""
+    path, metrics_path = folder / "checkpoint", folder / "metrics.jsonl"
+    for unfinished in folder.glob(".checkpoint.*.tmp"):  # of a process that was killed while it wrote
+        unfinished.unlink(missing_ok=True)
+    if not path.exists():
+        return None
+    try:
+        state = read_state(path)
+        run.load(state["run"])
+        run.metrics_offset = int(state["metrics_offset"])
+        if not metrics_path.exists() or metrics_path.stat().st_size < run.metrics_offset:
+            raise CheckpointError(f"{metrics_path} is shorter than it was at the checkpoint")
+    except (CheckpointError, KeyError, TypeError) as problem:
+        path.unlink()
+        return f"{path} is refused, the run starts over: {problem}"
+    return None
 
 
 class RunLog:
@@ -271,29 +314,13 @@ class RunLog:
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder, self.run = folder, run
         folder.mkdir(parents=True, exist_ok=True)
-        self._checkpoint = folder / "checkpoint"
-        offset = self._resume()
         _write_json(folder / "spec.json", run.spec.to_dict())
         _write_json(folder / "environment.json", environment())
         self._metrics = open(folder / "metrics.jsonl", "r+b" if (folder / "metrics.jsonl").exists() else "w+b")  # noqa: SIM115
-        self._metrics.truncate(offset)  # lines of steps after the checkpoint will be written again
-        self._metrics.seek(offset)
+        self._metrics.truncate(run.metrics_offset)  # lines of steps after the checkpoint will be written again
+        self._metrics.seek(run.metrics_offset)
         self._last = time.monotonic()
         self._last_position = run.position
-
-    def _resume(self) -> int:
-        """Take the run up at its checkpoint; one that is damaged or of another run is refused and removed."""
-        self.refused: str | None = None
-        if not self._checkpoint.exists():
-            return 0
-        try:
-            state = read_state(self._checkpoint)
-            self.run.load(state["run"])
-            return int(state["metrics_offset"])
-        except (CheckpointError, KeyError, TypeError) as problem:
-            self.refused = f"{self._checkpoint} is refused, the run starts over: {problem}"
-            self._checkpoint.unlink()
-            return 0
 
     def step(self, batch: Batch, step: Step, evaluated: bool) -> None:
         line: dict[str, Any] = {
@@ -320,10 +347,15 @@ class RunLog:
         steps = settings.checkpoint_steps
         due = time.monotonic() - self._last >= settings.checkpoint_seconds
         if due or (steps is not None and self.run.position - self._last_position >= steps):
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())
-            write_state(self._checkpoint, {"run": self.run.state(), "metrics_offset": self._metrics.tell()})
-            self._last, self._last_position = time.monotonic(), self.run.position
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        state = self.run.state()
+        write_state(self.folder / "checkpoint", {"run": state, "metrics_offset": self._metrics.tell()})
+        self.run.learner.confirm(state["learner"])
+        self._last, self._last_position = time.monotonic(), self.run.position
 
     def finish(self, result: dict[str, Any]) -> None:
         self._metrics.close()

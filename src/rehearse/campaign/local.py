@@ -4,50 +4,24 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ..errors import RehearseError
-from ..experiment import Progress, Settings, execute, with_precision
+from ..errors import InvalidInput, RehearseError
+from ..experiment import Progress, Settings, Stopped
 from ..spec import Spec
-from .store import Store, StoreError, unwritable
+from .events import Event, Failed, Finished, Started, look_up, of_progress
+from .store import Store, StoreError
+from .work import carry_out
 
 PROGRESS_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Started:
-    spec: Spec
-
-
-@dataclass(frozen=True)
-class Advanced:
-    spec: Spec
-    progress: Progress
-
-
-@dataclass(frozen=True)
-class Finished:
-    spec: Spec
-    result: dict[str, Any]
-    again: bool = False
-    """Whether the result was there already."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    spec: Spec
-    error: str
-    detail: str = ""
-
-
-Event = Started | Advanced | Finished | Failed
+PATIENCE_SECONDS = 30.0  # for a run that is told to stop: it ends the step it is at, and writes its checkpoint
 
 
 def run_all(
@@ -56,19 +30,23 @@ def run_all(
     """Carry out the runs that have no result yet; yields what happens, as it happens.
 
     A failing run is told and the others go on; a directory that cannot be written any more stops them all. Closing
-    the iterator ends the processes: the same call goes on from their checkpoints.
+    the iterator stops the processes at their next step: the same call goes on from their checkpoints.
     """
     settings = settings or Settings()
-    store.check_writable()
+    jobs = cores() if jobs is None else jobs
+    if jobs < 1:
+        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
     waiting: list[Spec] = []
-    resolved = (with_precision(spec, settings.device) for spec in specs)
-    for spec in {spec.key: spec for spec in resolved}.values():
-        done = store.get(spec)
-        if done is not None:
-            yield Finished(spec, done, again=True)
-        else:
-            waiting.append(spec)
-    yield from _Workers(store, settings, jobs or os.cpu_count() or 1).run(waiting)
+    yield from look_up(specs, store, settings, waiting)
+    yield from _Workers(store, settings, jobs).run(waiting)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not every system has it
+        return os.cpu_count() or 1
 
 
 class _Workers:
@@ -76,7 +54,7 @@ class _Workers:
         self.store, self.settings, self.jobs = store, settings, jobs
         # Torch is imported once, by the server that the runs' processes are forked from.
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["rehearse.experiment"])
+        self.context.set_forkserver_preload(["rehearse.campaign.work"])
         self.running: dict[Connection, tuple[Spec, Any]] = {}
 
     def run(self, waiting: list[Spec]) -> Iterator[Event]:
@@ -105,15 +83,13 @@ class _Workers:
         try:
             kind, content = channel.recv()
         except (EOFError, OSError):
-            process.join()
-            del self.running[channel]
-            yield Failed(spec, f"its process ended with code {process.exitcode} before the run was over")
+            self._forget(channel)
+            yield Failed(spec, f"{_how_it_ended(process.exitcode)}; the same command goes on from its checkpoint")
             return
         if kind == "progress":
-            yield Advanced(spec, content)
+            yield of_progress(spec, content)
             return
-        process.join()
-        del self.running[channel]
+        self._forget(channel)
         if kind == "finished":
             yield Finished(spec, content)
         elif kind == "unwritable":
@@ -121,50 +97,70 @@ class _Workers:
         else:
             yield Failed(spec, *content)
 
+    def _forget(self, channel: Connection) -> None:
+        _, process = self.running.pop(channel)
+        process.join()
+        channel.close()
+
     def _end(self) -> None:
+        """Stop what still runs: each writes its checkpoint, and who does not within reason is killed."""
         for _, process in self.running.values():
             process.terminate()
-        for channel, (_, process) in self.running.items():
-            process.join()
-            channel.close()
-        self.running = {}
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        try:
+            while self.running and time.monotonic() < deadline:
+                for channel in wait(list(self.running), timeout=0.5):
+                    assert isinstance(channel, Connection)
+                    with suppress(EOFError, OSError):
+                        channel.recv()
+                        continue  # what it had still to say is of no interest, but it must not wait to say it
+                    self._forget(channel)
+        finally:
+            for channel, (_, process) in list(self.running.items()):
+                process.kill()
+                self._forget(channel)
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
+    return f"its process ended with code {code} before the run was over"
 
 
 def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> None:
     """One run in a process of its own."""
     import torch
 
+    stop = False
+
+    def ask_to_stop(*_: Any) -> None:
+        nonlocal stop
+        stop = True
+
+    signal.signal(signal.SIGTERM, ask_to_stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it asks its processes to stop
     torch.set_num_threads(1)
     said = 0.0
 
     def tell(progress: Progress) -> None:
         nonlocal said
-        if time.monotonic() - said >= PROGRESS_SECONDS or progress.accuracy is not None:
+        if stop:
+            raise Stopped
+        if time.monotonic() - said >= PROGRESS_SECONDS or progress.accuracy is not None or progress.note is not None:
             said = time.monotonic()
-            channel.send(("progress", progress))
+            try:
+                channel.send(("progress", progress))
+            except BrokenPipeError:  # the parent is gone
+                raise Stopped from None
 
-    with suppress(BrokenPipeError, KeyboardInterrupt):
+    with suppress(BrokenPipeError):
         try:
             channel.send(("finished", carry_out(spec, Store(root), settings, tell)))
+        except Stopped:
+            pass
         except StoreError as problem:
             channel.send(("unwritable", str(problem)))
         except RehearseError as problem:
             channel.send(("failed", (str(problem), "")))
         except Exception as problem:
             channel.send(("failed", (f"{type(problem).__name__}: {problem}", traceback.format_exc())))
-
-
-def carry_out(
-    spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None] | None = None
-) -> dict[str, Any]:
-    """One run from its checkpoint to its result in the store: what every engine does."""
-    try:
-        result = execute(spec, store.folder(spec), settings, on_progress)
-    except OSError as problem:
-        if isinstance(problem, RehearseError):
-            raise
-        raise unwritable(store.root, problem) from problem
-    store.put(spec, result)
-    with suppress(FileNotFoundError):
-        (store.folder(spec) / "checkpoint").unlink()
-    return result

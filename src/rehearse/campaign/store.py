@@ -9,11 +9,13 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ..checkpoint import sync_directory
 from ..errors import DataError, InvalidInput, RehearseError
 from ..spec import Spec
 
@@ -59,8 +61,10 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
+            sync_directory(self.root)
         except OSError as problem:
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
             raise unwritable(self.root, problem) from problem
 
     def check_writable(self) -> None:
@@ -80,13 +84,23 @@ class Store:
                 yield read_result(path)
 
 
+def results_in(roots: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Every result of several directories, each key once; the first directory that has it counts."""
+    seen: set[str] = set()
+    for root in roots:
+        for result in Store(root).results():
+            if result["key"] not in seen:
+                seen.add(result["key"])
+                yield result
+
+
 def read_result(path: Path) -> dict[str, Any]:
     try:
         result = json.loads(path.read_text("utf-8"))
         spec = Spec.from_dict(result["spec"])
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, InvalidInput) as problem:
         raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
-    if spec.key != path.stem:
+    if spec.key != path.stem or result.get("key") != spec.key:
         raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")
     return dict(result)
 

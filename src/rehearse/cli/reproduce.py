@@ -42,7 +42,7 @@ def reproduce(
     store = Store(out)
     settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
     try:
-        _, failed = draw(run_all(specs, store, settings, jobs), len(specs), errors)
+        _, failed = draw(run_all(specs, store, settings, jobs), specs, errors)
     except KeyboardInterrupt:
         errors.print(f"stopped; the same command goes on from {out}")
         raise typer.Exit(130) from None

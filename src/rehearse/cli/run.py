@@ -126,7 +126,7 @@ def run(
     everything = [one for group in specs.values() for one in group]
     go_on = f"the same command goes on from {out}"
     try:
-        finished, failed = draw(run_all(everything, Store(out), settings, jobs), len(everything), errors)
+        finished, failed = draw(run_all(everything, Store(out), settings, jobs), everything, errors)
     except KeyboardInterrupt:
         errors.print(f"stopped; {go_on}")
         raise typer.Exit(130) from None

@@ -1,0 +1,66 @@
+"""What happens in a campaign, whichever engine carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..experiment import Progress, Settings, with_precision
+from ..spec import Spec
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Started:
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class Advanced:
+    spec: Spec
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class Told:
+    """Something that a person should know, though the run goes on."""
+
+    spec: Spec
+    message: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    spec: Spec
+    result: dict[str, Any]
+    again: bool = False
+    """Whether the result was there already."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    spec: Spec
+    error: str
+    detail: str = ""
+
+
+Event = Started | Advanced | Told | Finished | Failed
+
+
+def of_progress(spec: Spec, progress: Progress) -> Told | Advanced:
+    return Advanced(spec, progress) if progress.note is None else Told(spec, progress.note)
+
+
+def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: list[Spec]) -> Iterator[Event]:
+    """Tell which runs have a result already, or a stale one; those without go to ``waiting``, each once."""
+    store.check_writable()
+    resolved = (with_precision(spec, settings.device) for spec in specs)
+    for spec in {spec.key: spec for spec in resolved}.values():
+        done = store.get(spec)
+        if done is not None:
+            yield Finished(spec, done, again=True)
+            continue
+        if store.status(spec) == "stale":
+            yield Told(spec, "its result is stale (method or stream has a newer version); it is run again")
+        waiting.append(spec)

@@ -1,0 +1,61 @@
+"""One run of a campaign, from its checkpoint to its result in the store: what every engine does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointError, RehearseError
+from ..experiment import Progress, Settings, execute
+from ..spec import Spec
+from .store import Store, unwritable
+
+LOCK_SECONDS = 60.0  # a process whose parent was killed needs a moment to notice
+DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
+
+
+class Busy(RehearseError):
+    """Another process carries this run out."""
+
+
+def carry_out(
+    spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None] | None = None
+) -> dict[str, Any]:
+    """Run a spec to its end and store the result. A directory that cannot be written raises `StoreError`."""
+    try:
+        folder = store.folder(spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(folder / "lock"):
+            done = store.get(spec)  # by the process that held the lock before
+            if done is not None:
+                return done
+            result = execute(spec, folder, settings, on_progress)
+            store.put(spec, result)
+            (folder / "checkpoint").unlink(missing_ok=True)
+            return result
+    except (OSError, CheckpointError) as problem:
+        cause = problem.__cause__ if isinstance(problem, CheckpointError) else problem
+        if isinstance(cause, OSError) and not isinstance(cause, RehearseError) and cause.errno in DISK_TROUBLE:
+            raise unwritable(store.root, cause) from problem
+        raise
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the run's folder alone; the system lets go of it when the process ends, however it ends."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    with open(path, "w", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise Busy(f"another process is at this run ({path.parent}); let it finish, or end it") from None
+                time.sleep(0.1)
+        yield
