@@ -1,0 +1,100 @@
+"""What both adapters build: a replaying learner from plain settings."""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ..compute import seed_sequence
+from ..errors import InvalidInput, InvalidType
+from ..heads import outputs
+from ..learners import Replay
+from ..memory import Memory, ReservoirMemory
+from ..nets import MLP
+from ..retrieval import MostInterfered, Retrieval, Uniform
+
+Network: TypeAlias = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+RETRIEVALS = ("most-interfered", "uniform")
+
+
+def build_learner(
+    network: Network,
+    input_shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: Sequence[int],
+    optimizer: str,
+    learning_rate: float,
+    memory_size: Any,
+    retrieval: str,
+    candidates: Any,
+    budget: Any,
+    updates: Any,
+    seed: int,
+) -> Replay:
+    """A learner for that many classes; a network with fewer outputs is grown, one with more keeps the spare ones."""
+    if optimizer not in OPTIMIZERS:
+        raise InvalidInput(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}")
+    if not learning_rate > 0:
+        raise InvalidInput(f"learning_rate is {learning_rate!r}; it must be positive")
+    model = _build_network(network, input_shape, classes, hidden, seed)
+    learner = Replay(
+        model,
+        OPTIMIZERS[optimizer](model.parameters(), lr=float(learning_rate)),  # type: ignore[call-arg]
+        _build_memory(memory_size, seed),
+        _build_retrieval(retrieval, candidates, optimizer),
+        budget=whole("budget", budget),
+        updates=whole("updates", updates),
+        seed=seed,
+    )
+    if outputs(model) < classes:
+        learner.grow(classes)
+    return learner
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number of whatever type: searches over parameters hand in numpy's."""
+    try:
+        return operator.index(value)
+    except TypeError as problem:
+        raise InvalidType(f"{name} is {value!r}; it must be a whole number") from problem
+
+
+def _build_network(
+    network: Network, input_shape: tuple[int, ...], classes: int, hidden: Sequence[int], seed: int
+) -> nn.Module:
+    """A copy of the prototype, or a new network whose weights are drawn from the seed."""
+    if isinstance(network, nn.Module):
+        return copy.deepcopy(network)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(seed_sequence(seed, "init").generate_state(1)[0]))
+        if network is None:
+            return MLP(math.prod(input_shape), tuple(hidden), classes)
+        if not callable(network):
+            raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
+        made = network(input_shape, classes)
+    if not isinstance(made, nn.Module):
+        raise InvalidType(f"the network function must give an nn.Module, it gave {type(made).__name__}")
+    return made
+
+
+def _build_memory(size: Any, seed: int) -> Memory:
+    return ReservoirMemory(whole("memory_size", size), seed=seed)
+
+
+def _build_retrieval(name: str, candidates: Any, optimizer: str) -> Retrieval:
+    if name not in RETRIEVALS:
+        raise InvalidInput(f"retrieval is {name!r}; it must be one of {', '.join(RETRIEVALS)}")
+    if name == "uniform":
+        return Uniform()
+    count = None if candidates is None else whole("candidates", candidates)
+    # Adam's step is nothing like plain gradient descent with its learning rate: foresee the one that will be taken.
+    return MostInterfered(count, virtual_step="sgd" if optimizer == "sgd" else "optimizer")

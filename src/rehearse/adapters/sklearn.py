@@ -1,0 +1,207 @@
+"""scikit-learn's interface: a classifier whose `partial_fit` does not forget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..errors import InvalidInput, MissingExtra
+from ..heads import outputs
+from ..learners import Replay
+from .building import Network, build_learner, whole
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as problem:
+    raise MissingExtra("scikit-learn", "sklearn") from problem
+
+
+class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A neural network that goes on learning, with a memory of what it has learned from.
+
+    `partial_fit` takes the rows in their order, ``batch_size`` at a time, each once, and replays memories beside
+    them; `fit` starts anew and passes over the shuffled rows ``epochs`` times. Labels may be strings or integers, and
+    new ones may appear at any later call: the last layer grows and nothing learned is lost.
+
+    Rows reach the network as float32, but for bytes (uint8), which are kept as bytes and scaled to [0, 1], and for
+    integers where the network is your own (token ids). Rows may have any shape that your network takes. The inputs
+    of the default network should be standardised, as for any neural network.
+
+    Args:
+        network: None for a multilayer perceptron with ``hidden`` units; a module, of which a copy is trained (its
+            weights are where `fit` starts); or a function ``(input_shape, classes) -> module``. The last layer must
+            be linear.
+        hidden: units in each hidden layer of the default network.
+        memory_size: rows that are kept, a uniform sample of all rows seen.
+        retrieval: "most-interfered" replays the memories that the coming update would harm most, "uniform" any.
+        candidates: memories that are scored for each batch; None scores all of them.
+        budget: memories that are replayed with each batch.
+        updates: steps taken for each batch, with other memories each time.
+        optimizer: "adam" or "sgd".
+        learning_rate: of the optimiser.
+        batch_size: rows in a step.
+        epochs: passes over the data in `fit`; `partial_fit` passes once.
+        random_state: what decides initial weights, memories and the order in `fit`.
+
+    Attributes:
+        classes_: the labels known so far, sorted; the columns of `predict_proba`. A new label is sorted in.
+        learner_: the `rehearse.Replay` that does the work, with its model and memory.
+        n_features_in_: columns of the rows.
+    """
+
+    def __init__(
+        self,
+        network: Network = None,
+        *,
+        hidden: Sequence[int] = (100,),
+        memory_size: int = 1000,
+        retrieval: str = "most-interfered",
+        candidates: int | None = 50,
+        budget: int = 10,
+        updates: int = 1,
+        optimizer: str = "adam",
+        learning_rate: float = 0.005,
+        batch_size: int = 10,
+        epochs: int = 10,
+        random_state: Any = None,
+    ) -> None:
+        self.network = network
+        self.hidden = hidden
+        self.memory_size = memory_size
+        self.retrieval = retrieval
+        self.candidates = candidates
+        self.budget = budget
+        self.updates = updates
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> RehearsalClassifier:
+        """Start anew and learn from these rows, in ``epochs`` passes of another order each."""
+        X, y = self._rows_and_labels(X, y, first=True)
+        epochs = self._positive("epochs")
+        self._start(X, np.unique(y))
+        for _ in range(epochs):
+            order = self._order.permutation(len(X))
+            self._learn(X[order], y[order])
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> RehearsalClassifier:
+        """Go on learning from these rows, in this order, once.
+
+        ``classes`` may announce labels that are still to come. Rows that cannot be learned from are refused before
+        anything is learned; the one exception is a loss that stops being finite, which is found on the way.
+        """
+        first = not self._is_started()
+        X, y = self._rows_and_labels(X, y, first=first)
+        labels = np.unique(y) if classes is None else self._announced(classes, y)
+        if first:
+            self._start(X, labels)
+        else:
+            self._admit(labels)
+        self._learn(X, y)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray[Any, Any]:
+        """The probability of each of ``classes_``, one row each, in float64."""
+        check_is_fitted(self, "learner_")
+        X = self._rows(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
+        scores = self.learner_.scores(torch.from_numpy(X)).cpu().double()
+        return scores[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray[Any, Any]:
+        """The most likely label of each row."""
+        probabilities = self.predict_proba(X)
+        return np.asarray(self.classes_[probabilities.argmax(1)])
+
+    # ------------------------------------------------------------------------------------------------------ parts
+
+    def _is_started(self) -> bool:
+        return "learner_" in vars(self)
+
+    def _rows_and_labels(self, X: Any, y: Any, *, first: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric")
+        check_classification_targets(y)
+        return self._rows(X, first=first), y
+
+    def _rows(self, X: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
+        """The rows in the dtype in which they are kept, which the first ones decide."""
+        if first:
+            kept = X.dtype == np.uint8 or (self.network is not None and X.dtype.kind in "iu")
+            dtype = X.dtype if kept else np.dtype(np.float32)
+        else:
+            dtype = self._dtype
+            if dtype.kind in "iu" and X.dtype != dtype:
+                raise InvalidInput(f"the rows before were {dtype}, these are {X.dtype}; convert them first")
+        if X.dtype == dtype:
+            return np.array(X)  # torch wants rows that are its own and writable
+        with np.errstate(over="ignore"):
+            rows = X.astype(dtype)
+        if not np.isfinite(rows).all():
+            raise InvalidInput("X has values too large for float32; scale it first")
+        return rows
+
+    def _announced(self, classes: Any, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        announced = np.unique(np.asarray(classes))
+        missing = np.setdiff1d(y, announced)
+        if self._is_started():
+            missing = np.setdiff1d(missing, self.classes_)
+        if len(missing):
+            raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
+        return announced
+
+    def _start(self, X: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self._positive("batch_size")
+        self.learner_: Replay = build_learner(
+            self.network,
+            X.shape[1:],
+            len(labels),
+            hidden=self.hidden,
+            optimizer=self.optimizer,
+            learning_rate=self.learning_rate,
+            memory_size=self.memory_size,
+            retrieval=self.retrieval,
+            candidates=self.candidates,
+            budget=self.budget,
+            updates=self.updates,
+            seed=seed,
+        )
+        self._order = np.random.default_rng(seed)
+        self._dtype = X.dtype
+        self.classes_ = labels
+        self._outputs = np.arange(len(labels))  # which output of the network belongs to each of classes_
+
+    def _admit(self, labels: np.ndarray[Any, Any]) -> None:
+        """Give every label that is new the next output of the network."""
+        if isinstance(labels.tolist()[0], str) != isinstance(self.classes_.tolist()[0], str):
+            raise InvalidInput(f"the labels before were like {self.classes_[0]!r}, these are like {labels[0]!r}")
+        together = np.union1d(self.classes_, labels)
+        old = np.searchsorted(together, self.classes_)
+        numbers = np.full(len(together), -1)
+        numbers[old] = self._outputs
+        numbers[numbers < 0] = np.arange(len(self.classes_), len(together))
+        if outputs(self.learner_.model) < len(together):
+            self.learner_.grow(len(together))
+        self.classes_, self._outputs = together, numbers
+
+    def _learn(self, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
+        rows = torch.from_numpy(X)
+        targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
+        size = self._positive("batch_size")
+        for start in range(0, len(X), size):
+            self.learner_.observe(rows[start : start + size], targets[start : start + size])
+
+    def _positive(self, name: str) -> int:
+        value = whole(name, getattr(self, name))
+        if value < 1:
+            raise InvalidInput(f"{name} is {value}; it must be at least 1")
+        return value

@@ -1,0 +1,273 @@
+"""The scikit-learn adapter, held to scikit-learn's own checks and to what its docstring says."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from own_networks import TokenNetwork, dropout_prototype, image_network, small_network
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_blobs
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import estimator_checks_generator
+
+from rehearse.adapters.sklearn import RehearsalClassifier
+from rehearse.errors import RehearseError
+
+ARRAY_API = "check_array_api_input"
+
+
+def _name(check) -> str:
+    return getattr(check, "func", check).__name__
+
+
+CHECKS = list(estimator_checks_generator(RehearsalClassifier()))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [
+        pytest.param(estimator, check, id=f"{number}-{_name(check)}")
+        for number, (estimator, check) in enumerate(CHECKS)
+        if _name(check) != ARRAY_API
+    ],
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+def test_the_check_that_needs_scipys_array_api_to_be_on():
+    """SciPy reads the variable when it is imported, so this one check has a process of its own."""
+    program = f"""
+from sklearn.utils.estimator_checks import estimator_checks_generator
+from rehearse.adapters.sklearn import RehearsalClassifier
+checks = [
+    (estimator, check)
+    for estimator, check in estimator_checks_generator(RehearsalClassifier())
+    if getattr(check, "func", check).__name__ == {ARRAY_API!r}
+]
+for estimator, check in checks:
+    check(estimator)
+print(len(checks))
+"""
+    environment = os.environ | {"SCIPY_ARRAY_API": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len([check for _, check in CHECKS if _name(check) == ARRAY_API]) > 0
+
+
+@pytest.fixture
+def blobs():
+    X, y = make_blobs(240, centers=4, cluster_std=0.6, random_state=1)
+    return StandardScaler().fit_transform(X), y
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.learner_.model.state_dict().items()}
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_classes_one_after_the_other_are_all_known_in_the_end():
+    X, y = load_digits(return_X_y=True)
+    X = X / 16
+    with_memory = RehearsalClassifier(memory_size=300, random_state=0)
+    almost_none = RehearsalClassifier(memory_size=1, random_state=0)
+    for digits in ([0, 1], [2, 3], [4, 5]):
+        rows = np.isin(y, digits)
+        with_memory.partial_fit(X[rows], y[rows])
+        almost_none.partial_fit(X[rows], y[rows])
+    first = np.isin(y, [0, 1])
+    assert with_memory.score(X[first], y[first]) > 0.8
+    assert almost_none.score(X[first], y[first]) < 0.5
+
+
+def test_fit_starts_anew_and_partial_fit_goes_on(blobs):
+    X, y = blobs
+    model = RehearsalClassifier(random_state=0, epochs=2).fit(X, y)
+    once = weights(model)
+    model.partial_fit(X, y)
+    assert model.learner_.rows_observed == 3 * len(X)
+    assert not same(weights(model), once)
+    model.fit(X, y)
+    assert model.learner_.rows_observed == 2 * len(X)
+    assert same(weights(model), once)
+
+
+def test_partial_fit_is_the_same_in_pieces_of_whole_batches(blobs):
+    X, y = blobs
+    whole = RehearsalClassifier(random_state=0, batch_size=20).partial_fit(X, y, classes=[0, 1, 2, 3])
+    pieces = RehearsalClassifier(random_state=0, batch_size=20)
+    for start in range(0, len(X), 40):
+        pieces.partial_fit(X[start : start + 40], y[start : start + 40], classes=[0, 1, 2, 3])
+    assert same(weights(whole), weights(pieces))
+
+
+def test_a_new_label_is_sorted_in_and_the_old_outputs_stay(blobs):
+    X, y = blobs
+    names = np.array(["mouse", "zebra", "ant", "horse"])[y]
+    old = np.isin(names, ["mouse", "zebra"])
+    model = RehearsalClassifier(random_state=0)
+    for _ in range(5):
+        model.partial_fit(X[old], names[old])
+    assert model.classes_.tolist() == ["mouse", "zebra"]
+    before, head = model.predict_proba(X[old]), model.learner_.model.head.weight.detach().clone()
+    model._admit(np.array(["ant", "horse"]))
+    assert model.classes_.tolist() == ["ant", "horse", "mouse", "zebra"]
+    assert torch.equal(model.learner_.model.head.weight[:2], head)
+    after = model.predict_proba(X[old])[:, 2:]
+    np.testing.assert_allclose(after / after.sum(1, keepdims=True), before, rtol=1e-5)  # scores are float32
+    for _ in range(5):
+        model.partial_fit(X[~old], names[~old])
+    assert model.score(X, names) > 0.9
+    assert log_loss(names, model.predict_proba(X)) < 0.5  # scikit-learn's metrics take the columns to be sorted
+
+
+def test_announced_classes_have_a_column_before_their_first_row(blobs):
+    X, y = blobs
+    model = RehearsalClassifier(random_state=0).partial_fit(X[y < 2], y[y < 2], classes=[0, 1, 2, 3])
+    assert model.predict_proba(X).shape == (len(X), 4)
+    with pytest.raises(RehearseError, match="does not name: \\[9\\]"):
+        RehearsalClassifier().partial_fit([[1.0]], [9], classes=[0, 1])
+
+
+def test_more_than_fifty_new_classes_at_once_are_no_regression():
+    X = np.eye(60)
+    model = RehearsalClassifier(random_state=0).partial_fit(X[:2], [0, 1])
+    model.partial_fit(np.repeat(X, 2, axis=0), np.repeat(np.arange(60), 2))
+    assert len(model.classes_) == 60
+
+
+def test_labels_of_another_kind_are_refused_and_change_nothing(blobs):
+    X, y = blobs
+    model = RehearsalClassifier(random_state=0).partial_fit(X, y)
+    before = weights(model)
+    with pytest.raises(RehearseError, match="labels before"):
+        model.partial_fit(X, y.astype(str))
+    assert same(weights(model), before)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("retrieval", ["most-interfered", "uniform"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_after_pickling_in_the_middle_of_a_stream_it_goes_on_bit_for_bit(blobs, retrieval, optimizer):
+    X, y = blobs
+    model = RehearsalClassifier(
+        dropout_prototype_for_blobs(), retrieval=retrieval, optimizer=optimizer, memory_size=50, random_state=0
+    )
+    model.partial_fit(X[:100], y[:100])
+    other = pickle.loads(pickle.dumps(model))
+    later = np.where(y[100:] == 3, 7, y[100:])  # with a class that neither has seen
+    for one in (model, other):
+        one.partial_fit(X[100:], later)
+    assert same(weights(model), weights(other))
+    assert torch.equal(model.learner_.memory.all().x, other.learner_.memory.all().x)
+    np.testing.assert_array_equal(model.predict_proba(X), other.predict_proba(X))
+
+
+def dropout_prototype_for_blobs():
+    prototype = dropout_prototype()
+    prototype[0] = torch.nn.Linear(2, 8)
+    return prototype
+
+
+def test_in_a_pipeline_after_clone_and_in_a_search(blobs):
+    X, y = blobs
+    pipeline = make_pipeline(StandardScaler(), RehearsalClassifier(random_state=0, epochs=3))
+    assert cross_val_score(clone(pipeline), X * 1000, y, cv=2).mean() > 0.9
+    search = GridSearchCV(
+        RehearsalClassifier(random_state=0, epochs=1),
+        {"budget": np.array([1, 5]), "retrieval": ["uniform", "most-interfered"], "candidates": [None, 7]},
+        cv=2,
+    )
+    assert search.fit(X, y).best_score_ > 0.5
+
+
+def test_a_clone_has_learned_nothing_and_shares_nothing(blobs):
+    X, y = blobs
+    model = RehearsalClassifier(dropout_prototype_for_blobs(), random_state=0).fit(X, y)
+    other = clone(model)
+    assert "learner_" not in vars(other)
+    assert other.network is not model.network
+
+
+def test_a_network_of_the_users_own_is_copied_and_its_spare_outputs_used(blobs):
+    X, y = blobs
+    prototype = dropout_prototype_for_blobs()
+    start = {name: value.clone() for name, value in prototype.state_dict().items()}
+    model = RehearsalClassifier(prototype, random_state=0).partial_fit(X[y < 2], y[y < 2])
+    assert same(dict(prototype.state_dict()), start)
+    assert model.predict_proba(X).shape == (len(X), 2)
+    model.partial_fit(X, y)
+    assert model.learner_.model[-1].out_features == 5
+    assert model.predict_proba(X).shape == (len(X), 4)
+    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1, rtol=1e-12)
+
+
+def test_the_networks_weights_come_from_the_random_state_alone(blobs):
+    X, y = blobs
+    torch.manual_seed(1)
+    one = RehearsalClassifier(small_network, random_state=5).partial_fit(X, y)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    two = RehearsalClassifier(small_network, random_state=5).partial_fit(X, y)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(weights(one), weights(two))
+    assert not same(weights(one), weights(RehearsalClassifier(small_network, random_state=6).partial_fit(X, y)))
+
+
+def test_images_in_bytes_stay_bytes_in_the_memory_and_floats_are_refused_afterwards():
+    X = np.random.default_rng(0).integers(0, 256, (30, 1, 8, 8), dtype=np.uint8)
+    model = RehearsalClassifier(image_network, random_state=0).partial_fit(X, np.arange(30) % 3)
+    assert model.learner_.memory.all().x.dtype == torch.uint8
+    assert model.predict(X).shape == (30,)
+    with pytest.raises(RehearseError, match="convert them first"):
+        model.predict(X / 255)
+
+
+def test_token_ids_reach_a_network_of_the_users_own_as_integers():
+    tokens = np.random.default_rng(0).integers(0, 20, (200, 6))
+    labels = np.where((tokens == 7).any(1), "spam", "fine")
+    model = RehearsalClassifier(TokenNetwork, random_state=0, epochs=20).fit(tokens, labels)
+    assert model.score(tokens, labels) > 0.9
+
+
+def test_features_of_a_data_frame_are_known_by_name(blobs):
+    X, y = blobs
+    frame = pd.DataFrame(X, columns=["width", "height"])
+    model = RehearsalClassifier(random_state=0).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["width", "height"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.partial_fit(frame[["height", "width"]], y)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"retrieval": "best"}, "retrieval"),
+        ({"optimizer": "lbfgs"}, "optimizer"),
+        ({"learning_rate": 0}, "learning_rate"),
+        ({"memory_size": 0}, "capacity"),
+        ({"memory_size": 2.5}, "memory_size"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"epochs": 0}, "epochs"),
+        ({"budget": 0}, "budget"),
+        ({"candidates": 0}, "candidates"),
+        ({"network": 3}, "network"),
+        ({"network": lambda shape, classes: None}, "nn.Module"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_words(blobs, setting, words):
+    with pytest.raises(RehearseError, match=words):
+        RehearsalClassifier(**setting).fit(*blobs)
