@@ -16,11 +16,17 @@ from rehearse.compute import RandomState
 from rehearse.errors import InvalidInput
 
 
+def draw_and_fail() -> None:
+    torch.rand(3)
+    raise ZeroDivisionError
+
+
 def test_generators_come_from_seed_and_name() -> None:
     expected = np.random.Generator(np.random.PCG64(np.random.SeedSequence([7, zlib.crc32(b"insert")])))
-    assert compute.numpy_generator(7, "insert").integers(0, 1 << 60, 5).tolist() == expected.integers(
-        0, 1 << 60, 5
-    ).tolist()
+    assert (
+        compute.numpy_generator(7, "insert").integers(0, 1 << 60, 5).tolist()
+        == expected.integers(0, 1 << 60, 5).tolist()
+    )
     draws = {
         (seed, name): int(compute.numpy_generator(seed, name).integers(0, 1 << 60))
         for seed in (0, 1)
@@ -57,8 +63,7 @@ def test_the_random_state_is_the_learners_inside_and_the_worlds_outside() -> Non
 def test_the_random_state_is_put_back_after_an_error() -> None:
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), RandomState(3):
-        torch.rand(2)
-        _ = 1 / 0
+        draw_and_fail()
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -84,8 +89,7 @@ def test_a_random_state_goes_on_where_it_was_saved() -> None:
 def test_a_kept_random_state_is_the_same_afterwards() -> None:
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), compute.random_state_kept(torch.device("cpu")):
-        torch.rand(3)
-        _ = 1 / 0
+        draw_and_fail()
     assert torch.equal(torch.get_rng_state(), before)
 
 
