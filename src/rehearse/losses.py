@@ -19,6 +19,7 @@ from .batch import Batch
 from .errors import InvalidInput, InvalidType, RehearseError
 
 Kind = Literal["classes", "labels", "values"]
+DRAW = "draw"  # a column of recalled batches: which of several draws a row is of
 
 
 @runtime_checkable
@@ -29,6 +30,19 @@ class Loss(Protocol):
     kind: Kind | None
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor: ...
+
+
+@runtime_checkable
+class Remembering(Loss, Protocol):
+    """A loss that wants something kept of each row beside its target: `columns` makes it from the scores of the
+    incoming pass, one entry a row, and the loss finds it again in ``batch.columns`` when the row is recalled."""
+
+    def columns(self, scores: Tensor) -> dict[str, Tensor]: ...
+
+
+def to_remember(loss: Loss, scores: Tensor) -> dict[str, Tensor]:
+    """What this loss wants kept of the rows with these scores."""
+    return loss.columns(scores) if isinstance(loss, Remembering) else {}
 
 
 def class_targets(scores: Tensor, y: Tensor) -> Tensor:
@@ -57,6 +71,70 @@ class CrossEntropy:
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
         y = batch.y.long() if recalled else class_targets(scores, batch.y)
         return per_row(F.cross_entropy(in_full(scores), y, reduction="none"), len(batch))
+
+
+class AsymmetricCrossEntropy:
+    """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.
+
+        incoming   ℓ = −log ( exp(s_y) / Σ_{c ∈ C(B_n)} exp(s_c) )     over the classes of the incoming batch alone
+        recalled   ℓ = −log ( exp(s_y) / Σ_c exp(s_c) )                over all outputs
+
+    Differs from the source: recalled rows are judged over all outputs instead of all classes seen so far, so that the
+    loss needs no state; outputs of classes that never came are only ever pushed down.
+    """
+
+    kind: Kind | None = "classes"
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        scores = in_full(scores)
+        y = batch.y.long() if recalled else class_targets(scores, batch.y)
+        if not recalled:
+            absent = torch.ones(scores.shape[1], dtype=torch.bool, device=scores.device)
+            absent[y] = False
+            scores = scores.masked_fill(absent.view(-1, *[1] * (scores.ndim - 2)), -torch.inf)
+        return per_row(F.cross_entropy(scores, y, reduction="none"), len(batch))
+
+
+class DarkExperience:
+    """DER++ (Buzzega et al. 2020): memories are recalled with the scores that the network gave them when they came.
+
+        incoming   ℓ
+        recalled   α · mean_c (s_c − s̃_c)² + β · ℓ          s̃: the logits stored when the row arrived
+
+    with ℓ the ``loss``, cross-entropy unless said otherwise; β = 0 is DER. The mean is over the logits that were
+    stored: a head that has grown since has more outputs, of which the memory knows nothing.
+
+    Differs from the source: one recalled batch bears both terms. Recalled by `retrieval.Draws(…, 2)`, the first draw
+    bears the α term and the second the β term, as published.
+    """
+
+    def __init__(self, alpha: float = 0.1, beta: float = 0.5, loss: Any = None) -> None:
+        for name, weight in (("alpha", alpha), ("beta", beta)):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+                raise InvalidInput(f"{name} is {weight!r}; the weight of a term must not be negative")
+        self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
+        self.kind: Kind | None = self.loss.kind
+
+    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        if not recalled:
+            return self.loss(scores, batch, False)
+        distance = _distance(in_full(scores), batch.columns["logits"])
+        error = self.loss(scores, batch, True)
+        if DRAW not in batch.columns:
+            return self.alpha * distance + self.beta * error
+        # Each draw is half of the batch, and the mean over the batch is taken later.
+        return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
+
+    def columns(self, scores: Tensor) -> dict[str, Tensor]:
+        return {"logits": in_full(scores.detach())}
+
+
+def _distance(scores: Tensor, stored: Tensor) -> Tensor:
+    """The mean squared distance of each row's scores from its stored ones; what was not stored (NaN) takes no part."""
+    scores = scores[:, : stored.shape[1]]
+    known = ~stored.isnan()
+    differences = scores - torch.where(known, stored, scores.detach())
+    return differences.square().flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)
 
 
 class _FromModule:
