@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
         "rehearse": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "system": platform.system(),
         "processor": processor(),

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ..campaign.events import Advanced, Event, Failed, Finished, Started, Told
 from ..spec import Spec
 
-
 Place = tuple[str, str, str, int]  # method, stream, group, seed
 
 
