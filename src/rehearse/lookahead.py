@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -17,20 +17,12 @@ from torch.func import functional_call
 from .batch import Batch, Tree
 from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
+from .gradients import FactoredGradient, Factors, Foreseen, rate, stepped_parameters
+from .gradients import Gradient as Gradient
 from .heads import find_head, head_inputs
 from .losses import as_loss
 
-Gradient = Mapping[str, Tensor]
-
-
-def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, dict[str, Any]]]:
-    """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    return {
-        name: (parameter, groups[id(parameter)])
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and id(parameter) in groups
-    }
+Stepped = Mapping[str, tuple[Tensor, dict[str, Any]]]
 
 
 class Lookahead:
@@ -67,8 +59,10 @@ class Lookahead:
 
     def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
         """θᵛ by name; parameters that the step would not move are given as they are."""
-        stepped = stepped_parameters(self.model, self.optimizer)
-        names = [name for name in stepped if name in gradient]
+        return self._foresee(gradient, stepped_parameters(self.model, self.optimizer))
+
+    def _foresee(self, gradient: Gradient, stepped: Stepped, but: Collection[str] = ()) -> dict[str, Tensor]:
+        names = [name for name in stepped if name in gradient and name not in but]
         if self.layers == "head":
             head, _ = find_head(self.model)
             names = [name for name in names if name.rpartition(".")[0] == head]
@@ -79,9 +73,11 @@ class Lookahead:
 
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
-        foreseen = self.foresee(gradient)
+        stepped = stepped_parameters(self.model, self.optimizer)
+        linears = Foreseen(self.model, self._factors(gradient), stepped)
+        foreseen = self._foresee(gradient, stepped, but=linears.weights)
         batch, x = self._ready(batch)
-        with self._scoring():
+        with self._scoring(), linears.installed():
             if self.layers == "head":
                 name, head = find_head(self.model)
                 with head_inputs(head) as seen:
@@ -92,9 +88,15 @@ class Lookahead:
             else:
                 before = self._scores(x, {})
                 statistics = self.statistics
+                linears.step()
                 after = self._scores(x, foreseen)
                 self.statistics = statistics
             return self.loss(before, batch, True), self.loss(after, batch, True)
+
+    def _factors(self, gradient: Gradient) -> Mapping[str, Factors]:
+        """The factors that a step of plain SGD in full precision can be foreseen by."""
+        usable = self.virtual_step == "sgd" and self.layers == "all" and self.computation.scoring == torch.float32
+        return gradient.factors if usable and isinstance(gradient, FactoredGradient) else {}
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""
@@ -128,21 +130,18 @@ class Lookahead:
         return scores
 
     @staticmethod
-    def _sgd_step(stepped: Mapping[str, tuple[Tensor, dict[str, Any]]], gradient: Gradient) -> dict[str, Tensor]:
+    def _sgd_step(stepped: Stepped, gradient: Gradient) -> dict[str, Tensor]:
         moved: dict[str, Tensor] = {}
         by_rate: dict[float, list[str]] = {}
         for name, (_, group) in stepped.items():
-            rate = float(group["lr"]) * (-1 if group.get("maximize") else 1)
-            by_rate.setdefault(rate, []).append(name)
-        for rate, names in by_rate.items():
+            by_rate.setdefault(rate(group), []).append(name)
+        for alpha, names in by_rate.items():
             parameters = [stepped[name][0].detach() for name in names]
-            values = torch._foreach_add(parameters, [gradient[name] for name in names], alpha=-rate)
+            values = torch._foreach_add(parameters, [gradient[name] for name in names], alpha=-alpha)
             moved.update(zip(names, values, strict=True))
         return moved
 
-    def _optimizer_step(
-        self, stepped: Mapping[str, tuple[Tensor, dict[str, Any]]], gradient: Gradient
-    ) -> dict[str, Tensor]:
+    def _optimizer_step(self, stepped: Stepped, gradient: Gradient) -> dict[str, Tensor]:
         """Let a copy of the optimiser, state and all, take the step on copies of the parameters."""
         memo: dict[int, Any] = {}
         shadow = copy.deepcopy(self.optimizer, memo)

@@ -6,6 +6,7 @@ Memories of ``incoming.task`` are left out; a batch without a task leaves nothin
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from .batch import Batch
 from .errors import InvalidInput
-from .lookahead import Gradient, Lookahead
+from .gradients import Gradient
+from .lookahead import Lookahead
+from .losses import DRAW
 from .memory import Memory
 
 BEST_LOSS = "best_loss"
@@ -117,6 +120,35 @@ class MostInterfered:
         best = torch.minimum(before, best)
         memory.note(BEST_LOSS, candidates.slots, best)
         return best
+
+
+class Draws:
+    """Recall ``draws`` times, independently, and give all rows as one batch with the column ``draw``: 0 for the rows
+    of the first draw, and so on. For losses that judge each draw by another term (`losses.DarkExperience`)."""
+
+    def __init__(self, retrieval: Retrieval, draws: int = 2) -> None:
+        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
+            raise InvalidInput(f"draws is {draws!r}; it must be a positive whole number")
+        self.retrieval, self.draws = retrieval, draws
+        self.needs_gradient = retrieval.needs_gradient
+        self.layers, self.virtual_step = getattr(retrieval, "layers", "all"), getattr(retrieval, "virtual_step", "sgd")
+
+    def __call__(
+        self, memory: Memory, incoming: Batch, gradient: Gradient, lookahead: Lookahead, budget: int
+    ) -> Recall:
+        if memory.eligible(incoming.task) == 0:
+            return None, None
+        recalls = [self.retrieval(memory, incoming, gradient, lookahead, budget) for _ in range(self.draws)]
+        batches = [batch for batch, _ in recalls if batch is not None]
+        scores = [score for _, score in recalls if score is not None]
+        assert all(batch.slots is not None for batch in batches)
+        draw = torch.arange(self.draws).repeat_interleave(len(batches[0]))
+        rows = memory.get(torch.cat([batch.slots for batch in batches if batch.slots is not None]))
+        rows = replace(rows, columns={**rows.columns, DRAW: draw})
+        if not scores:
+            return rows, None
+        ranked, order = torch.cat(scores).sort(descending=True, stable=True)
+        return rows.take(order.cpu()), ranked
 
 
 def _check_candidates(candidates: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -22,8 +23,10 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ..gradients import Gradient, Use, stepped_parameters
+from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
-from ..lookahead import Gradient, call_arguments, stepped_parameters
+from ..lookahead import call_arguments
 from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
 
@@ -294,8 +297,9 @@ class Learner(ABC):
         scores = self._forward(batch.x) if scores is None else scores
         return self.loss(scores, batch.to(self.device), recalled)
 
-    def _gradient(self, loss: Tensor) -> Gradient:
-        return loss_gradient(loss, self.model, self.optimizer)
+    def _gradient(self, loss: Tensor, uses: Sequence[Use] = ()) -> Gradient:
+        """∇loss by parameter name; cheaper where the pass was made inside `linear_uses`."""
+        return loss_gradient(loss, self.model, self.optimizer, uses)
 
     def _apply(self, gradient: Gradient) -> None:
         step_along(gradient, self.model, self.optimizer, self.clip)
@@ -315,16 +319,9 @@ class Learner(ABC):
 def mean_loss(losses: Tensor) -> Tensor:
     """The mean over rows, or a refusal if it is no number."""
     loss = losses.mean()
-    if not bool(loss.isfinite()):
-        raise InvalidInput(f"the loss is {float(loss)} for finite input; the model or the learning rate is off")
+    if not math.isfinite(loss.item()):
+        raise InvalidInput(f"the loss is {loss.item()} for finite input; the model or the learning rate is off")
     return loss
-
-
-def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> Gradient:
-    """∇loss by parameter name, without touching ``.grad``."""
-    stepped = stepped_parameters(model, optimizer)
-    values = torch.autograd.grad(loss, [parameter for parameter, _ in stepped.values()], allow_unused=True)
-    return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
 
 
 def step_along(
@@ -350,14 +347,6 @@ def step_along(
     finally:
         for parameter, before in stood:
             parameter.grad = before
-
-
-def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
-    """first + weight × second, by name; a parameter that one of them lacks has gradient zero there."""
-    both = [name for name in first if name in second]
-    sums = torch._foreach_add([first[n] for n in both], [second[n] for n in both], alpha=weight) if both else []
-    total = dict(first) | {name: weight * second[name] for name in second if name not in first}
-    return total | dict(zip(both, sums, strict=True))
 
 
 def join(first: Batch, second: Batch) -> Batch:

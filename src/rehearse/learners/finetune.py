@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..batch import Tree
+from ..gradients import linear_uses
 from .base import Learner, Step, mean_loss
 from .replay import check_positive
 
@@ -40,8 +41,10 @@ class Finetune(Learner):
         incoming = self._accept(x, y, task)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
-                loss = mean_loss(self._losses(incoming, recalled=False))
-                self._apply(self._gradient(loss))
+                with linear_uses(self.model) as uses:
+                    loss = mean_loss(self._losses(incoming, recalled=False))
+                    gradient = self._gradient(loss, uses)
+                self._apply(gradient)
         self._settle(incoming)
         return Step(loss.item())
 

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from ..batch import Batch, Tree
 from ..compute import batchnorms
 from ..errors import InvalidInput, InvalidType
-from ..lookahead import Gradient, Lookahead
+from ..gradients import Gradient, add_gradients, linear_uses
+from ..lookahead import Lookahead
+from ..losses import to_remember
 from ..memory import Memory
 from ..retrieval import MostInterfered, Retrieval
-from .base import Learner, Step, add_gradients, join, mean_loss, without_task
+from .base import Learner, Step, join, mean_loss, without_task
 from .statistics import recalibrated_statistics
 
 BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
@@ -90,16 +92,16 @@ class Replay(Learner):
     def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
         """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
         incoming = self._accept(x, y, task)
-        self.memory.check(incoming)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
-                gradient, incoming_loss = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
+                gradient, incoming_loss, known = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
+                self.memory.check(incoming, **known)
                 recalled, scores = self.retrieval(
                     self.memory, self._asking(incoming), gradient, self.lookahead, self.budget
                 )
                 self._move_statistics()
                 recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
-        self.memory.add(incoming.x, incoming.y, task=incoming.task)  # M ← UpdateMemory(B_n)
+        self.memory.add(incoming.x, incoming.y, task=incoming.task, **known)  # M ← UpdateMemory(B_n)
         self._settle(incoming)
         return Step(incoming_loss, recalled_loss, recalled, scores)
 
@@ -114,14 +116,16 @@ class Replay(Learner):
             self.lookahead.rows_passed, self.lookahead.statistics = passed, {}
             raise
 
-    def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float]:
-        """The gradient of the incoming batch alone. Where it only serves the look-ahead, statistics stay."""
-        if self._joint:
-            buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-            loss = mean_loss(self._losses(incoming, False, self._forward(incoming.x, buffers)))
-        else:
-            loss = mean_loss(self._losses(incoming, recalled=False))
-        return self._gradient(loss), loss.item()
+    def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float, dict[str, Tensor]]:
+        """The gradient of the incoming batch alone, its loss, and what the loss wants remembered of its rows.
+
+        Where the gradient only serves the look-ahead, the statistics of batch-norm stay.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()} if self._joint else None
+        with linear_uses(self.model) as uses:
+            scores = self._forward(incoming.x, buffers)
+            loss = mean_loss(self._losses(incoming, False, scores))
+            return self._gradient(loss, uses), loss.item(), to_remember(self.loss, scores)
 
     def _asking(self, incoming: Batch) -> Batch:
         return incoming if self.exclude_current_task else without_task(incoming)
@@ -141,8 +145,10 @@ class Replay(Learner):
         if self._joint:
             return self._joint_step(incoming, recalled)
         assert recalled is not None
-        loss = mean_loss(self._losses(recalled, recalled=True))
-        self._apply(add_gradients(gradient, self._gradient(loss), self.replay_weight))
+        with linear_uses(self.model) as uses:
+            loss = mean_loss(self._losses(recalled, recalled=True))
+            replayed = self._gradient(loss, uses)
+        self._apply(add_gradients(gradient, replayed, self.replay_weight))
         return loss.item()
 
     def _joint_step(self, incoming: Batch, recalled: Batch | None) -> float | None:

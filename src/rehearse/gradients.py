@@ -1,0 +1,250 @@
+"""Gradients by parameter name, those of linear layers as factors.
+
+Over n rows with inputs X and output gradients Δ, the gradient of a linear layer's weight is ΔᵀX: two thin matrices,
+which are multiplied out only when somebody looks. Until then two gradients are added by putting the rows of their
+factors together, and what the layer would give after a step of α is found without the stepped weight:
+
+    x (W − α ΔᵀX)ᵀ = x Wᵀ − α (x Xᵀ) Δ
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from .errors import InvalidInput
+
+Gradient = Mapping[str, Tensor]
+
+
+def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, dict[str, Any]]]:
+    """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        name: (parameter, groups[id(parameter)])
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and id(parameter) in groups
+    }
+
+
+def rate(group: Mapping[str, Any]) -> float:
+    """α of a parameter group: how far plain SGD goes against the gradient."""
+    return float(group["lr"]) * (-1 if group.get("maximize") else 1)
+
+
+class Factors(NamedTuple):
+    """What went into a linear layer, and the gradient of what came out, a row each."""
+
+    inputs: Tensor
+    deltas: Tensor
+
+    def product(self) -> Tensor:
+        return self.deltas.t() @ self.inputs
+
+
+class FactoredGradient(Mapping[str, Tensor]):
+    """A gradient by name, like a dict; entries that are known by their factors are multiplied out at first sight."""
+
+    def __init__(self, values: dict[str, Tensor], factors: dict[str, Factors]) -> None:
+        self.factors = factors
+        self._values = values
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._values:
+            self._values[name] = self.factors[name].product()
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:  # without multiplying out, unlike Mapping's own
+        return name in self._values or name in self.factors
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.factors
+        yield from (name for name in self._values if name not in self.factors)
+
+    def __len__(self) -> int:
+        return len(self._values.keys() | self.factors.keys())
+
+
+# ------------------------------------------------------------------------------------------- taking a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a linear layer in a forward pass."""
+
+    weight: Tensor
+    inputs: Tensor
+    version: int
+    output: GradientEdge
+
+
+@contextlib.contextmanager
+def linear_uses(model: nn.Module) -> Iterator[list[Use]]:
+    """Inside the block linear layers hide their weight from autograd and note how they are used instead.
+
+    For `loss_gradient`, which must be called inside the block too. Any other use of the same weight is left to
+    autograd and added. A layer whose factors would be no smaller than its weight is left alone.
+    """
+    uses: list[Use] = []
+    with _replaced_forwards({linear: _noting(linear, uses) for linear in _plain_linears(model)}):
+        yield uses
+
+
+def loss_gradient(
+    loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer, uses: Sequence[Use] = ()
+) -> Gradient:
+    """∇loss by parameter name, without touching ``.grad``; factored where linear layers were noted."""
+    stepped = stepped_parameters(model, optimizer)
+    parameters = [parameter for parameter, _ in stepped.values()]
+    if not uses:
+        values = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
+    names = {id(parameter): name for name, (parameter, _) in stepped.items()}
+    uses = [use for use in uses if id(use.weight) in names]
+    wanted: list[Any] = [*parameters, *(use.output for use in uses)]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    direct = {name: value for name, value in zip(stepped, found, strict=False) if value is not None}
+    factors: dict[str, Factors] = {}
+    for use, deltas in zip(uses, found[len(parameters) :], strict=True):
+        if use.inputs._version != use.version:
+            raise InvalidInput("the input of a linear layer was changed in place after its use; use a copy instead")
+        if deltas is not None:
+            name, own = names[id(use.weight)], Factors(use.inputs, deltas)
+            factors[name] = stacked(factors[name], own) if name in factors else own
+    for name in direct.keys() & factors.keys():  # the weight was used elsewhere too
+        direct[name] = direct[name] + factors.pop(name).product()
+    return FactoredGradient(direct, factors)
+
+
+def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
+    """first + weight × second, by name; a parameter that one of them lacks has gradient zero there."""
+    factors: dict[str, Factors] = {}
+    if isinstance(first, FactoredGradient) and isinstance(second, FactoredGradient):
+        shared = first.factors.keys() & second.factors.keys()
+        factors = {name: stacked(first.factors[name], second.factors[name], weight) for name in shared}
+    both = [name for name in first if name in second and name not in factors]
+    sums = torch._foreach_add([first[n] for n in both], [second[n] for n in both], alpha=weight) if both else []
+    total = dict(zip(both, sums, strict=True))
+    total |= {name: first[name] for name in first if name not in second}
+    total |= {name: weight * second[name] for name in second if name not in first}
+    return FactoredGradient(total, factors) if factors else total
+
+
+def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
+    deltas = second.deltas if weight == 1 else weight * second.deltas
+    return Factors(torch.cat([first.inputs, second.inputs]), torch.cat([first.deltas, deltas]))
+
+
+# -------------------------------------------------------------------------------------- linear layers after a step
+
+
+class Foreseen:
+    """Linear layers as they would be after a step: θ − α∇ℓ for the weights that are known by their factors.
+
+    Used for two passes of the same rows, the first under θ, the second (after `step`) under the stepped parameters.
+    Where the first linear layer sees the same input in both, its second output is a correction of the first.
+    """
+
+    def __init__(
+        self, model: nn.Module, factors: Mapping[str, Factors], stepped: Mapping[str, tuple[Tensor, dict[str, Any]]]
+    ) -> None:
+        names = {id(stepped[name][0]): name for name in factors if name in stepped}
+        layers = {linear: names[id(linear.weight)] for linear in _plain_linears(model) if id(linear.weight) in names}
+        self.weights = set(layers.values())
+        self._layers = {linear: (factors[name], rate(stepped[name][1])) for linear, name in layers.items()}
+        self._stepped = False
+        self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
+        self._passed: set[nn.Linear] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with _replaced_forwards({linear: self._forward(linear) for linear in self._layers}):
+            yield
+
+    def step(self) -> None:
+        self._stepped = True
+        self._passed.clear()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the pass went through every such layer, so that none was used behind our back."""
+        return len(self._passed) == len(self._layers)
+
+    def _forward(self, linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+        factors, alpha = self._layers[linear]
+
+        def forward(x: Tensor) -> Tensor:
+            self._passed.add(linear)
+            if not self._stepped:
+                output = F.linear(x, linear.weight, linear.bias)
+                if self._first is None and x.ndim == 2:
+                    self._first = (linear, x, output, output._version, linear.bias)
+                return output
+            if x.ndim != 2:
+                return F.linear(x, torch.add(linear.weight, factors.product(), alpha=-alpha), linear.bias)
+            base = self._corrected(linear, x)
+            if base is None:
+                base = F.linear(x, linear.weight, linear.bias)
+            return base.addmm_(x @ factors.inputs.t(), factors.deltas, alpha=-alpha)
+
+        return forward
+
+    def _corrected(self, linear: nn.Linear, x: Tensor) -> Tensor | None:
+        """What the layer gave before, with the new bias, if it is the first layer and sees the same again."""
+        first, self._first = self._first, None
+        if first is None or first[0] is not linear or first[2]._version != first[3] or not torch.equal(first[1], x):
+            return None
+        _, _, output, _, bias = first
+        return output.clone() if bias is None else output + (linear.bias - bias)
+
+
+# --------------------------------------------------------------------------------------------- linear layers at work
+
+
+def _plain_linears(model: nn.Module) -> list[nn.Linear]:
+    """Linear layers that are what torch made them: not subclassed, parametrised or patched."""
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters
+    ]
+
+
+def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
+    def forward(x: Tensor) -> Tensor:
+        weight, bias = linear.weight, linear.bias
+        factorable = (
+            x.ndim == 2
+            and x.dtype == weight.dtype
+            and 2 * len(x) * sum(weight.shape) < weight.numel()
+            and torch.is_grad_enabled()
+            and weight.requires_grad
+            and (x.requires_grad or (bias is not None and bias.requires_grad))
+            and not torch.is_autocast_enabled(x.device.type)
+            and not torch._C._are_functorch_transforms_active()
+        )
+        if not factorable:
+            return F.linear(x, weight, bias)
+        output = F.linear(x, weight.detach(), bias)
+        uses.append(Use(weight, x.detach(), x._version, get_gradient_edge(output)))
+        return output
+
+    return forward
+
+
+@contextlib.contextmanager
+def _replaced_forwards(forwards: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    for linear, forward in forwards.items():
+        linear.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        for linear in forwards:
+            del linear.forward
