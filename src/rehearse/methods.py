@@ -11,30 +11,28 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from torch import nn
 
+from . import builders
 from .batch import Tree
+from .builders import (
+    Build,
+    asymmetric,
+    dark,
+    in_draws,
+    most_interfered,
+    most_interfered_by_head,
+    network_and_optimizer,
+    replay,
+    uniform,
+)
+from .builders import Problem as Problem
 from .compute import prepare_symmetric, prepare_unit, seed_sequence
 from .errors import InvalidInput
 from .latent import LatentSearch
-from .learners import Coefficients, Finetune, GenerativeReplay, LatentRetrieval, Learner, Replay
-from .memory import ReservoirMemory
+from .learners import Coefficients, GenerativeReplay, LatentRetrieval, Learner
 from .nets import VAE
-from .retrieval import MostInterfered, Retrieval, Uniform
 from .spec import Plain, Spec, merge, stream_settings
 from .streams import STREAMS
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a learner is told of the stream it is built for, and the network it is to use."""
-
-    classes: int
-    tasks: int | None
-    input_shape: tuple[int, ...]
-    prepare: Callable[[Tree], Tree]
-    network: Callable[[], nn.Module]
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Method:
     """
 
     summary: str
-    build: Callable[[Spec, Problem], Learner]
+    build: Build
     uses: frozenset[str] = frozenset()
     options: Mapping[str, Plain] = field(default_factory=dict)
     iid_epochs: int = 0
@@ -58,61 +56,8 @@ REPLAY = frozenset({"capacity", "updates", "budget", "candidates", "batchnorm", 
 COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
 
 
-def network_and_optimizer(spec: Spec, problem: Problem) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The network with its weights drawn from the run's seed, and plain SGD as in the paper."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seed_sequence(spec.seed, "init").generate_state(1)[0]))
-        model = problem.network().to(problem.device)
-    return model, torch.optim.SGD(model.parameters(), lr=spec.lr)
-
-
-def _finetune(spec: Spec, problem: Problem) -> Learner:
-    model, optimizer = network_and_optimizer(spec, problem)
-    return Finetune(
-        model,
-        optimizer,
-        updates=spec.updates or 1,
-        prepare=problem.prepare,
-        precision=spec.precision,
-        seed=spec.seed,
-    )
-
-
-def replay(retrieval: Callable[[Spec], Retrieval], **fixed: Any) -> Callable[[Spec, Problem], Learner]:
-    """A builder of `Replay` with this retrieval: what most methods are."""
-
-    def build(spec: Spec, problem: Problem) -> Learner:
-        model, optimizer = network_and_optimizer(spec, problem)
-        return Replay(
-            model,
-            optimizer,
-            ReservoirMemory(spec.capacity or 1, seed=spec.seed),
-            retrieval(spec),
-            budget=spec.budget or 10,
-            updates=spec.updates or 1,
-            exclude_current_task=spec.exclude_current_task is not False,
-            batchnorm=spec.batchnorm or "clean",  # type: ignore[arg-type]
-            prepare=problem.prepare,
-            precision=spec.precision,
-            seed=spec.seed,
-            **fixed,
-        )
-
-    return build
-
-
-def uniform(spec: Spec) -> Retrieval:
-    return Uniform(spec.capacity if spec.candidates == "all" else spec.candidates)  # type: ignore[arg-type]
-
-
-def most_interfered(spec: Spec) -> Retrieval:
-    return MostInterfered(candidates(spec), spec.criterion or "mi1")  # type: ignore[arg-type]
-
-
-def candidates(spec: Spec) -> int | None:
-    return None if spec.candidates == "all" else int(spec.candidates or 50)
-
-
+# DER++: the weights of the two terms; draws=2 recalls a batch for each, as published.
+DARK_OPTIONS: dict[str, Plain] = {"alpha": 0.1, "beta": 0.5, "draws": 1}
 # What a run that replays from a generator may set: how much is replayed, and the generator (notes to each in
 # GenerativeReplay and VAE).
 GENERATOR_OPTIONS: dict[str, Plain] = {
@@ -195,13 +140,13 @@ def _latent_retrieval(network: str, options: Mapping[str, Any]) -> LatentRetriev
 
 
 METHODS: dict[str, Method] = {
-    "finetune": Method("a step on each batch, no replay: the lower bound", _finetune, frozenset({"updates"})),
+    "finetune": Method("a step on each batch, no replay: the lower bound", builders.finetune, frozenset({"updates"})),
     "iid-online": Method(
-        "one pass over the shuffled stream: an upper bound", _finetune, frozenset({"updates"}), iid_epochs=1
+        "one pass over the shuffled stream: an upper bound", builders.finetune, frozenset({"updates"}), iid_epochs=1
     ),
     "iid-offline": Method(
         "five passes over the shuffled stream: an upper bound",
-        _finetune,
+        builders.finetune,
         frozenset({"updates"}),
         iid_epochs=5,
     ),
@@ -210,6 +155,50 @@ METHODS: dict[str, Method] = {
         "experience replay of the memories that the coming update interferes with most",
         replay(most_interfered),
         COMMON,
+    ),
+    "er-mir-head": Method(
+        "ER-MIR that foresees the update of the last layer alone: one pass through the body instead of two",
+        replay(most_interfered_by_head),
+        COMMON,
+    ),
+    "er-ace": Method(
+        "ER with the asymmetric loss: what arrives does not push away the classes that are not there",
+        replay(uniform, asymmetric, all_tasks=True),
+        REPLAY - {"exclude_current_task"},
+    ),
+    "er-ace-mir": Method(
+        "ER-ACE of the most interfered memories",
+        replay(most_interfered, asymmetric, all_tasks=True),
+        COMMON - {"exclude_current_task"},
+    ),
+    "der": Method(
+        "DER++: memories are recalled with the scores that they were stored with",
+        replay(in_draws(uniform), dark, all_tasks=True),
+        REPLAY - {"exclude_current_task"},
+        DARK_OPTIONS,
+    ),
+    "der-mir": Method(
+        "DER++ of the most interfered memories",
+        replay(in_draws(most_interfered), dark, all_tasks=True),
+        COMMON - {"exclude_current_task"},
+        DARK_OPTIONS,
+    ),
+    "gem": Method(
+        "GEM: no step that raises the loss of a past task",
+        builders.gem,
+        frozenset({"capacity", "updates"}),
+        {"margin": 0.5},
+    ),
+    "agem": Method(
+        "A-GEM: no step that raises the average loss of the past",
+        builders.agem,
+        frozenset({"capacity", "updates", "budget"}),
+    ),
+    "icarl": Method(
+        "iCaRL: exemplars chosen by herding, distillation, the nearest mean of exemplars",
+        builders.icarl,
+        frozenset({"capacity", "updates", "budget"}),
+        {"keep": "memory"},
     ),
     "gen": Method(
         "replay of what a generator, itself learned from the stream, imagines of the past",

@@ -1,10 +1,24 @@
 """The methods, one file each."""
 
+from .agem import AGEM
 from .base import Learner, Step
 from .finetune import Finetune
+from .gem import GEM
 from .generative import GenerativeReplay
 from .generative_objectives import Coefficients
 from .generative_retrieval import LatentRetrieval
+from .icarl import ICaRL
 from .replay import Replay
 
-__all__ = ["Coefficients", "Finetune", "GenerativeReplay", "LatentRetrieval", "Learner", "Replay", "Step"]
+__all__ = [
+    "AGEM",
+    "GEM",
+    "Coefficients",
+    "Finetune",
+    "GenerativeReplay",
+    "ICaRL",
+    "LatentRetrieval",
+    "Learner",
+    "Replay",
+    "Step",
+]

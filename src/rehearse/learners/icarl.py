@@ -1,0 +1,254 @@
+"""iCaRL: exemplars chosen by herding, distillation from the network of the last task, nearest-mean prediction."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..batch import Batch, Tree, task_column, tree_concatenate, tree_leaves, tree_map
+from ..compute import evaluation_mode
+from ..errors import InvalidInput, InvalidType
+from ..heads import find_head, head_inputs, outputs
+from ..losses import class_targets, in_full
+from ..memory import ExemplarMemory
+from .base import PREDICTION_ROWS, Learner, Step, join, mean_loss
+from .herding import class_means, herding
+from .replay import check_positive
+
+Keep = Literal["memory", "task"]
+
+
+class ICaRL(Learner):
+    """iCaRL (Rebuffi et al. 2017, "Incremental Classifier and Representation Learning"), online.
+
+        B ← B_n ∪ B_P                                      the incoming batch and ``budget`` exemplars of past tasks
+        q ← σ(f_θold(B))                                   θold: the network at the end of the last task
+        ℓ = Σ_{new c} bce(σ(f_θ(x))_c, [y = c]) + Σ_{old c} bce(σ(f_θ(x))_c, q_c)
+        θ ← SGD(mean ℓ(B))                                 ``updates`` times (5 in Table 2 of Aljundi et al. 2019)
+      when the task is over, for each of its classes, with φ the features and μ the mean of φ over what was kept:
+        p_k ← argmin_x ‖ μ − (φ(x) + Σ_{j<k} φ(p_j)) / k ‖       k = 1 … capacity // classes  (herding)
+      prediction:
+        argmin_c ‖ φ(x) − μ_c ‖                            μ_c: the mean of φ over the exemplars of c
+
+    φ is what enters the last linear layer, in eval mode; φ and μ are scaled to length one. The means are computed
+    anew when the network or the memory has changed. Probabilities are the softmax over −‖φ(x) − μ_c‖; a class that
+    never came has none. While a task runs, its means are those of the rows kept of it so far.
+
+    Differs from the source because the stream is passed once:
+
+    - exemplars can only be chosen from what is still there when the task ends. ``keep="memory"`` never holds more
+      rows than the memory's capacity: the running task is sampled into the room that the exemplars leave.
+      ``keep="task"`` holds the whole task beside the memory, as the source does; `report` says how many bytes;
+    - new are the classes of the running task, old all others that have come; a class that comes back is new again and
+      gets exemplars of its own in each task;
+    - one step joins the incoming rows with as many exemplars as the budget says, instead of passing all of both.
+    """
+
+    task_aware = True
+    memory: ExemplarMemory
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        memory: ExemplarMemory,
+        *,
+        budget: int = 10,
+        updates: int = 1,
+        keep: Keep = "memory",
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(model, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        if not isinstance(memory, ExemplarMemory):
+            raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
+        if keep not in get_args(Keep):
+            raise InvalidInput(f"keep is {keep!r}; it must be one of {', '.join(get_args(Keep))}")
+        check_positive(budget=budget, updates=updates)
+        find_head(model)
+        self.memory, self.budget, self.updates, self.keep = memory, budget, updates, keep
+        self._old: dict[str, Tensor] | None = None  # θold
+        self._past_labels: set[int] = set()
+        self._labels: set[int] = set()  # of the running task
+        self._kept: list[Batch] = []  # the whole running task, for keep="task"
+        self._most_kept_bytes = 0
+        self._means: tuple[tuple[int, int, int], tuple[Tensor, Tensor]] | None = None
+
+    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+        """Learn from the incoming batch and from exemplars of past tasks, then remember it."""
+        incoming = self._accept(x, y, task)
+        labels = self._labels_of(incoming)
+        self.memory.check(incoming)
+        self.memory.share(incoming)
+        with self._task_over(incoming), self.memory.transaction(), self._transaction(parameters=self.updates > 1):
+            for _ in range(self.updates):
+                recalled = None
+                if self.memory.eligible(incoming.task):
+                    recalled = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_P
+                batch = incoming if recalled is None else join(incoming, recalled)
+                targets = self._targets(batch, self._labels | labels)
+                losses = self._losses_to(targets, self._forward(batch.x))
+                self._apply(self._gradient(mean_loss(losses)))  # θ ← SGD(mean ℓ(B))
+        self._remember(incoming)
+        self._labels |= labels
+        self._settle(incoming)
+        old = losses[len(incoming) :]
+        return Step(losses[: len(incoming)].mean().item(), old.mean().item() if len(old) else None, recalled)
+
+    def end_task(self) -> None:
+        """Choose the exemplars of the running task, and keep the network to distil from."""
+        if not self._labels:
+            return
+        rows = _together(self._kept) if self._kept else self.memory.get(torch.from_numpy(self.memory.running()))
+        self.memory.enrol(self._exemplars(rows))
+        self._most_kept_bytes = self._most_bytes()
+        self._old = {name: value.detach().clone() for name, value in self._tensors()}
+        self._past_labels |= self._labels
+        self._labels, self._kept, self._means = set(), [], None
+
+    def _exemplars(self, rows: Batch) -> list[Batch]:
+        """The exemplars of each class of each task among the rows, best first."""
+        share, features = self.memory.share(rows), self._features(rows.x).cpu()
+        self._rows_passed += len(rows)
+        chosen = []
+        for task, label in sorted({*zip(task_column(rows.task, len(rows)).tolist(), rows.y.tolist(), strict=True)}):
+            of_group = ((task_column(rows.task, len(rows)) == task) & (rows.y == label)).nonzero().flatten()
+            chosen.append(rows.take(of_group[herding(features[of_group], share)]))
+        return chosen
+
+    # ---------------------------------------------------------------------------------------------------- learning
+
+    def _labels_of(self, incoming: Batch) -> set[int]:
+        if incoming.y.ndim != 1:
+            raise InvalidInput(f"iCaRL learns one class a row; these targets have shape {tuple(incoming.y.shape)}")
+        scores = torch.empty(len(incoming), outputs(self.model), device="meta")
+        return set(class_targets(scores, incoming.y).tolist())
+
+    @contextlib.contextmanager
+    def _task_over(self, incoming: Batch) -> Iterator[None]:
+        """A new task ends the one before; if its first batch is refused after all, nothing has ended."""
+        if not isinstance(incoming.task, int) or incoming.task == self.task or not self._labels:
+            yield
+            return
+        before, passed = self._own_state(), self._rows_passed
+        self.end_task()
+        try:
+            yield
+        except BaseException:
+            self._load_own_state(before)
+            self._rows_passed = passed
+            raise
+
+    def _targets(self, batch: Batch, new: set[int]) -> Tensor:
+        """What each output should say: [y = c] for new classes, q_c for old ones, NaN for those that never came."""
+        targets = torch.full((len(batch), outputs(self.model)), torch.nan, device=self.device)
+        known = sorted(self._past_labels | new)
+        targets[:, known] = F.one_hot(batch.y.long(), targets.shape[1]).to(targets)[:, known]
+        old = sorted(self._past_labels - new)
+        if old and self._old is not None:
+            with torch.no_grad(), evaluation_mode(self.model):
+                targets[:, old] = self._forward(batch.x, self._old).sigmoid().to(targets)[:, old]
+        return targets
+
+    @staticmethod
+    def _losses_to(targets: Tensor, scores: Tensor) -> Tensor:
+        """Binary cross-entropy summed over the classes that have come, one value a row."""
+        known = ~targets[0].isnan()
+        return F.binary_cross_entropy_with_logits(
+            in_full(scores)[:, known], targets[:, known].to(in_full(scores)), reduction="none"
+        ).sum(1)
+
+    def _remember(self, incoming: Batch) -> None:
+        if self.keep == "memory":
+            self.memory.add(incoming.x, incoming.y, task=incoming.task)
+            return
+        kept = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), incoming.task)
+        self._kept.append(kept)
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.named_parameters()
+        yield from self.model.named_buffers()
+
+    # -------------------------------------------------------------------------------------------------- predicting
+
+    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """Minus the distance of φ(x) to the mean of each class; −∞ for classes that never came."""
+        features = self._features(x, buffers)
+        labels, means = self._class_means()
+        if not len(labels):
+            return features.new_zeros(len(features), outputs(self.model))
+        scores = features.new_full((len(features), outputs(self.model)), -torch.inf)
+        scores[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+        return scores
+
+    def _class_means(self) -> tuple[Tensor, Tensor]:
+        """The classes that rows are held of, and the mean of φ over the rows of each."""
+        now = (self.moves, self.rows_observed, len(self.memory))
+        if self._means is None or self._means[0] != now:
+            self._means = (now, self._fresh_class_means())
+        return self._means[1]
+
+    def _fresh_class_means(self) -> tuple[Tensor, Tensor]:
+        held = ([self.memory.all()] if len(self.memory) else []) + self._kept
+        if not held:
+            return torch.empty(0, dtype=torch.long), torch.empty(0)
+        rows = _together(held)
+        return class_means(self._features(rows.x), rows.y.long().to(self.device))
+
+    def _features(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """φ(x): what enters the head in eval mode, scaled to length one."""
+        _, head = find_head(self.model)
+        parts = []
+        for start in range(0, max(len(tree_leaves(x)[0]), 1), PREDICTION_ROWS):
+            with head_inputs(head) as seen:
+                super()._evaluate(tree_map(lambda leaf, start=start: leaf[start : start + PREDICTION_ROWS], x), buffers)
+            parts.append(F.normalize(in_full(seen[-1]).flatten(1), dim=1))
+        return torch.cat(parts)
+
+    # ------------------------------------------------------------------------------------------------------- state
+
+    def report(self) -> dict[str, Any]:
+        """Bytes of the exemplars, and the most that the running task took beside them."""
+        return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
+
+    def _most_bytes(self) -> int:
+        return max(self._most_kept_bytes, sum(map(_bytes, self._kept)))
+
+    def _own_state(self) -> dict[str, Any]:
+        kept = _together(self._kept) if self._kept else None
+        return {
+            "memory": self.memory.state_dict(),
+            "old": None if self._old is None else dict(self._old),
+            "past_labels": sorted(self._past_labels),
+            "labels": sorted(self._labels),
+            "kept": None if kept is None else {"x": kept.x, "y": kept.y, "task": kept.task},
+            "most_kept_bytes": self._most_kept_bytes,
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self._old = None if state["old"] is None else {name: value.clone() for name, value in state["old"].items()}
+        self._past_labels, self._labels = set(state["past_labels"]), set(state["labels"])
+        kept = state["kept"]
+        self._kept = [] if kept is None else [Batch(kept["x"], kept["y"], kept["task"])]
+        self._most_kept_bytes = int(state["most_kept_bytes"])
+        self._means = None
+
+
+def _together(batches: list[Batch]) -> Batch:
+    return Batch(
+        tree_concatenate([batch.x for batch in batches]),
+        torch.cat([batch.y for batch in batches]),
+        torch.cat([task_column(batch.task, len(batch)) for batch in batches]),
+    )
+
+
+def _bytes(rows: Batch) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in [*tree_leaves(rows.x), rows.y])
