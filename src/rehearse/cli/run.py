@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,10 @@ from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings
 from ..report.progress import draw, label
+from ..report.rerun import rerun_command
+from ..report.runs import find_run
 from ..report.tables import comparison_table, differences_table
+from ..report.tensorboard import log_events
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
 from .console import errors, output
@@ -82,6 +84,9 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Write which rows were replayed at each step, with scores.")
     ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
+    ] = False,
     checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
@@ -125,8 +130,10 @@ def run(
     settings = Settings(data_dir=data_dir, device=device, trace=trace, checkpoint_seconds=checkpoint_seconds)
     everything = [one for group in specs.values() for one in group]
     go_on = f"the same command goes on from {out}"
+    events = run_all(everything, Store(out), settings, jobs)
+    events = log_events(events, Store(out)) if tensorboard else events
     try:
-        finished, failed = draw(run_all(everything, Store(out), settings, jobs), everything, errors)
+        finished, failed = draw(events, everything, errors)
     except KeyboardInterrupt:
         errors.print(f"stopped; {go_on}")
         raise typer.Exit(130) from None
@@ -154,7 +161,7 @@ def show(
     out: Annotated[Path, typer.Option(help="Where results are.")] = Path("runs"),
 ) -> None:
     """One run: its settings, its numbers, and how to rerun it."""
-    result = read_result(_find(run, out))
+    result = read_result(find_run(run, out))
     spec = Spec.from_dict(result["spec"])
     table = Table(title=f"{label(spec)} ({spec.key})", show_header=False)
     for name, value in spec.to_dict().items():
@@ -177,33 +184,6 @@ def methods() -> None:
         own = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
         table.add_row(name, method.summary, own or "–")
     output.print(table)
-
-
-def rerun_command(spec: Spec) -> str:
-    """The command line that makes this run again."""
-    words = ["rehearse", "run", spec.method, "--stream", spec.stream, "--seeds", "1", "--first-seed", str(spec.seed)]
-    for name in ("capacity", "lr", "criterion", "candidates", "budget", "updates", "batchnorm", "samples_per_task",
-                 "tasks", "batch_size", "network", "precision"):  # fmt: skip
-        value = getattr(spec, name)
-        if value is not None:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    if spec.class_order is not None:
-        words += ["--class-order", ",".join(map(str, spec.class_order))]
-    words += ["--include-current-task"] if spec.exclude_current_task is False else []
-    words += ["--task-free"] if spec.task_free else []
-    for name, value in spec.options.items():
-        words += ["--option", f"{name}={json.dumps(value)}"]
-    return shlex.join(words)
-
-
-def _find(run: str, out: Path) -> Path:
-    if Path(run).is_file():
-        return Path(run)
-    found = sorted(out.glob(f"{run}*.json"))
-    if len(found) != 1:
-        problem = f"no run {run!r}" if not found else f"{len(found)} runs begin with {run!r}"
-        raise InvalidInput(f"there is {problem} in {out}" if not found else f"{problem} in {out}; give more digits")
-    return found[0]
 
 
 def _candidates(text: str | None) -> int | str | None:

@@ -1,0 +1,230 @@
+"""The charts of the page as plain geometry: what stands where, and what it says; the template draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..statistics import Summary, summary
+from .axes import Axis, cost_axis, linear_axis
+from .sections import Row
+
+WIDTH, HEIGHT = 540, 330
+LEFT, RIGHT, TOP, BOTTOM = 52, 524, 12, 282
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point with the number behind it (``value``, in per cent), its interval, and its place among the marks."""
+
+    x: float
+    y: float
+    value: float
+    tip: str
+    row: int
+    column: int
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    label: str
+    style: int
+    marks: Sequence[Mark]
+    dots: Sequence[tuple[float, float]] = ()
+    reference: bool = False
+    """Whether the only mark is of the end, so that a line across the chart helps to compare with it."""
+
+    @property
+    def line(self) -> str:
+        return " ".join(f"{mark.x},{mark.y}" for mark in self.marks)
+
+    @property
+    def band(self) -> str:
+        """The outline of the intervals: along the upper ends, back along the lower ones."""
+        known = [mark for mark in self.marks if mark.low is not None and mark.high is not None]
+        there = [f"{mark.x},{mark.high}" for mark in known]
+        back = [f"{mark.x},{mark.low}" for mark in reversed(known)]
+        return " ".join(there + back) if len(known) > 1 else ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    kind: str
+    title: str
+    x_label: str
+    y_label: str
+    x: Axis
+    y: Axis
+    x_ticks: Sequence[tuple[float, str]]
+    y_ticks: Sequence[tuple[float, str]]
+    series: Sequence[Series]
+
+
+@dataclass(frozen=True)
+class Cell:
+    row: int
+    column: int
+    share: float | None
+    text: str
+    tip: str
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    label: str
+    tasks: int
+    size: float
+    cells: Sequence[Cell]
+
+
+# ------------------------------------------------------------------------------------------------------ over tasks
+
+
+def seen_chart(rows: Sequence[Row]) -> Chart:
+    """Accuracy on the tasks seen so far, after each task: the mean of a(i, j) over j ≤ i, over seeds."""
+
+    def after(matrices: np.ndarray, task: int) -> np.ndarray:
+        return np.asarray(matrices[:, task, : task + 1].mean(axis=1))
+
+    title = "Accuracy on the tasks seen so far"
+    return _over_tasks("seen", title, "tasks learned so far", "accuracy in %", rows, after, "after task", dodge=False)
+
+
+def forgetting_chart(rows: Sequence[Row]) -> Chart:
+    """What each task lost: its best accuracy since it was learned, minus the final one; not for the last task."""
+
+    def lost(matrices: np.ndarray, task: int) -> np.ndarray:
+        return np.asarray(matrices[:, task:, task].max(axis=1) - matrices[:, -1, task])
+
+    title = "Forgetting, task by task"
+    return _over_tasks("forgetting", title, "task", "accuracy lost, in points", rows, lost, "task", dodge=True)
+
+
+def _over_tasks(
+    kind: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    rows: Sequence[Row],
+    measure: Callable[[np.ndarray, int], np.ndarray],
+    word: str,
+    *,
+    dodge: bool,
+) -> Chart:
+    most = max(row.matrices.shape[1] for row in rows)
+    places = most - 1 if kind == "forgetting" else most
+    measured: list[tuple[Row, dict[int, Summary]]] = []
+    for row in rows:
+        tasks = range(row.matrices.shape[1] - (kind == "forgetting"))
+        numbers = {task: summary(measure(row.matrices, task)) for task in tasks}
+        measured.append((row, {task: value for task, value in numbers.items() if not np.isnan(value.mean)}))
+    measured = [(row, numbers) for row, numbers in measured if numbers]
+    everything = [value for _, numbers in measured for each in numbers.values() for value in _extent(each)]
+    floor = [0.0] if kind == "forgetting" else []
+    y = linear_axis(everything + floor, BOTTOM, TOP, least=-1.0 if kind == "forgetting" else 0.0, most=1.0)
+    x = Axis(-0.5, places - 0.5, LEFT, RIGHT) if dodge else Axis(0, max(places - 1, 1), LEFT + 14, RIGHT - 14)
+    slot = (RIGHT - LEFT) / max(places, 1) * 0.7 / max(len(measured), 1)
+    series = []
+    for index, (row, numbers) in enumerate(measured):
+        offset = (index - (len(measured) - 1) / 2) * min(slot, 16) if dodge else 0.0
+        marks = [
+            _mark(x.at(task) + offset, y, value, f"{row.label}, {word} {task + 1}", index, task)
+            for task, value in numbers.items()
+        ]
+        series.append(Series(row.label, row.style, marks, reference=not dodge and len(marks) == 1 and places > 1))
+    every = -(-places // 10)
+    x_ticks = [(x.at(task), str(task + 1)) for task in range(places) if (task + 1) % every == 0 or every == 1]
+    return Chart(kind, title, x_label, y_label, x, y, x_ticks, _percent_ticks(y), series)
+
+
+# ------------------------------------------------------------------------------------------------------------ cost
+
+
+def cost_chart(rows: Sequence[Row], cost: str, title: str, x_label: str, unit: str) -> Chart:
+    """Final accuracy against what a run cost: each run a dot, each method a mark at its means."""
+    points = [(row, _cost_points(row, cost)) for row in rows]
+    points = [(row, pairs) for row, pairs in points if pairs]
+    x = cost_axis([price for _, pairs in points for price, _ in pairs], LEFT, RIGHT)
+    numbers = [summary(accuracy for _, accuracy in pairs) for _, pairs in points]
+    dots = [accuracy for _, pairs in points for _, accuracy in pairs]
+    y = linear_axis(dots + [end for value in numbers for end in _extent(value)], BOTTOM, TOP, least=0.0, most=1.0)
+    series = []
+    for index, ((row, pairs), accuracy) in enumerate(zip(points, numbers, strict=True)):
+        price = sum(price for price, _ in pairs) / len(pairs)
+        said = f"{row.label}, {significant(price)} {unit}"
+        mark = _mark(x.at(price), y, accuracy, said, index, 0)
+        small = [(x.at(price), y.at(accuracy)) for price, accuracy in pairs]
+        series.append(Series(row.label, row.style, [mark], small))
+    x_ticks = [(x.at(tick), significant(tick)) for tick in x.ticks]
+    return Chart(f"cost-{cost}", title, x_label, "final accuracy in %", x, y, x_ticks, _percent_ticks(y), series)
+
+
+def _cost_points(row: Row, cost: str) -> list[tuple[float, float]]:
+    pairs = [(run.result["cost"].get(cost), run.result["metrics"]["accuracy"]) for run in row.runs]
+    return [(price, accuracy) for price, accuracy in pairs if price is not None and price > 0 and accuracy is not None]
+
+
+# -------------------------------------------------------------------------------------------------------- matrices
+
+
+def heat_map(row: Row) -> HeatMap:
+    """The accuracy matrix, averaged over seeds: rows are tasks learned, columns are tasks tested."""
+    tasks = row.matrices.shape[1]
+    cells = []
+    for learned in range(tasks):
+        for tested in range(tasks):
+            numbers = summary(row.matrices[:, learned, tested])
+            where = f"{row.label}, after task {learned + 1}, on task {tested + 1}"
+            if np.isnan(numbers.mean):
+                cells.append(Cell(learned, tested, None, "", f"{where}\nnot measured"))
+            else:
+                tip = f"{where}\n{in_words(numbers)}"
+                cells.append(Cell(learned, tested, round(numbers.mean, 4), f"{100 * numbers.mean:.0f}", tip))
+    return HeatMap(row.label, tasks, round(240 / tasks, 2), cells)
+
+
+# --------------------------------------------------------------------------------------------------- inside tables
+
+
+def strip_axis(numbers: Sequence[dict[str, Any] | None], *, least: float, most: float, zero: bool = False) -> Axis:
+    """One scale for the small drawings of a column."""
+    known = [value for value in numbers if value is not None]
+    values = [value for each in known for value in [*each["values"], *(each["interval"] or [])]]
+    return linear_axis(values + ([0.0] if zero else []), 6, 134, least=least, most=most)
+
+
+# --------------------------------------------------------------------------------------------------------- helpers
+
+
+def in_words(numbers: Summary) -> str:
+    """As in "85.6 % ± 4.1, mean of 4 runs"."""
+    if numbers.interval is None:
+        return f"{100 * numbers.mean:.1f} %, one run"
+    half = 50 * (numbers.interval[1] - numbers.interval[0])
+    return f"{100 * numbers.mean:.1f} % ± {half:.1f}, mean of {numbers.n} runs"
+
+
+def significant(value: float) -> str:
+    """Three digits that count, without an exponent up to millions."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _mark(x: float, y: Axis, numbers: Summary, name: str, row: int, column: int) -> Mark:
+    low, high = (None, None) if numbers.interval is None else (y.at(numbers.interval[0]), y.at(numbers.interval[1]))
+    value = round(100 * numbers.mean, 4)
+    return Mark(round(x, 2), y.at(numbers.mean), value, f"{name}\n{in_words(numbers)}", row, column, low, high)
+
+
+def _extent(numbers: Summary) -> list[float]:
+    return [numbers.mean, *(numbers.interval or ())]
+
+
+def _percent_ticks(axis: Axis) -> list[tuple[float, str]]:
+    return [(axis.at(tick), f"{100 * tick:.4g}") for tick in axis.ticks]

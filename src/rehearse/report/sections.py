@@ -1,0 +1,153 @@
+"""Runs in the order of a report: a section for each stream with its settings, a row for each way of learning it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..methods import METHODS
+from ..spec import Spec
+from ..streams import STREAMS
+from .compare import compare, low_ceilings
+from .runs import FinishedRun
+
+# What makes two runs answers to the same question; the rest of a spec tells methods apart.
+PROBLEM = (
+    "stream", "network", "tasks", "samples_per_task", "batch_size", "class_order", "split_seed", "stream_version",
+)  # fmt: skip
+STYLES = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its settings, over seeds."""
+
+    label: str
+    style: int
+    runs: Sequence[FinishedRun]
+
+    @property
+    def spec(self) -> Spec:
+        return self.runs[0].spec
+
+    @property
+    def stale(self) -> bool:
+        """Whether the version of the method or stream has moved on since these runs."""
+        method, stream = METHODS.get(self.spec.method), STREAMS.get(self.spec.stream)
+        return (method is not None and method.version != self.spec.method_version) or (
+            stream is not None and stream.version != self.spec.stream_version
+        )
+
+    @cached_property
+    def matrices(self) -> NDArray[np.float64]:
+        """Seeds × tasks × tasks: accuracy on a task after learning a task, nan where it was not measured."""
+        return np.array([run.result["matrices"]["test"] for run in self.runs], dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that can be compared: the same stream under the same settings, with the same memory."""
+
+    problem: Mapping[str, Any]
+    capacity: int | None
+    rows: Sequence[Row]
+
+    @cached_property
+    def comparison(self) -> dict[str, Any]:
+        return compare({row.label: [run.result for run in row.runs] for row in self.rows})
+
+    @property
+    def warnings(self) -> list[str]:
+        return low_ceilings(self.comparison)
+
+    @property
+    def runs(self) -> int:
+        return sum(len(row.runs) for row in self.rows)
+
+
+def sections(runs: Iterable[FinishedRun]) -> list[Section]:
+    """The runs by stream, settings and memory; what needs no memory stands beside every memory of its problem."""
+    problems: dict[str, list[FinishedRun]] = defaultdict(list)
+    for run in runs:
+        problems[json.dumps(_problem(run.spec))].append(run)
+    made = [section for text in sorted(problems) for section in _by_capacity(json.loads(text), problems[text])]
+    labels = list(dict.fromkeys(row.label for section in made for row in section.rows))
+    return [_styled(section, labels) for section in made]
+
+
+def _problem(spec: Spec) -> dict[str, Any]:
+    values = spec.to_dict()
+    return {name: values[name] for name in PROBLEM}
+
+
+def _by_capacity(problem: dict[str, Any], runs: list[FinishedRun]) -> list[Section]:
+    given = {run.spec.capacity for run in runs if run.spec.capacity is not None}
+    capacities: list[int | None] = [*sorted(given)] or [None]
+    return [
+        Section(problem, capacity, _rows([run for run in runs if run.spec.capacity in (capacity, None)]))
+        for capacity in capacities
+    ]
+
+
+def _rows(runs: Iterable[FinishedRun]) -> list[Row]:
+    # Tasks' counts are part of the group too: they follow from the spec, unless data of one's own changed.
+    groups: dict[tuple[str, int], list[FinishedRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.spec.group, len(run.result["matrices"]["test"])].append(run)
+    parts = [part for group in groups.values() for part in _without_repeated_seeds(group)]
+    parts.sort(key=lambda part: (_rank(part[0].spec), part[0].spec.canonical))
+    specs = [part[0].spec for part in parts]
+    return [Row(label, 0, part) for label, part in zip(_labels(specs), parts, strict=True)]
+
+
+def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]:
+    """The group in order of seeds; where one seed was run at two precisions, a row for each precision."""
+    group = sorted(group, key=lambda run: run.spec.seed)
+    if len({run.spec.seed for run in group}) == len(group):
+        return [group]
+    precisions = dict.fromkeys(run.spec.precision for run in group)
+    return [[run for run in group if run.spec.precision == precision] for precision in precisions]
+
+
+def _rank(spec: Spec) -> int:
+    """Methods in the order of the command line, others after them."""
+    return list(METHODS).index(spec.method) if spec.method in METHODS else len(METHODS)
+
+
+def _labels(specs: Sequence[Spec]) -> list[str]:
+    """The method's name, followed by what tells its rows apart where there are several."""
+    flat = [_flat(spec) for spec in specs]
+    labels = []
+    for values, spec in zip(flat, specs, strict=True):
+        rivals = [other for other, its in zip(flat, specs, strict=True) if its.method == spec.method]
+        fields = [name for name in values if any(other.get(name) != values[name] for other in rivals)]
+        notes = [f"{name.replace('_', ' ')} {_word(values[name])}" for name in fields]
+        labels.append(spec.method + (f" ({', '.join(notes)})" if notes else ""))
+    repeated = {label for label, count in Counter(labels).items() if count > 1}
+    return [f"{label} [{spec.key}]" if label in repeated else label for label, spec in zip(labels, specs, strict=True)]
+
+
+def _flat(spec: Spec) -> dict[str, Any]:
+    values = spec.to_dict()
+    options: dict[str, Any] = values.pop("options")
+    del values["seed"]
+    return values | options
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _styled(section: Section, labels: list[str]) -> Section:
+    """A row keeps its colour through the page, as long as there are colours for all; else within its section."""
+    known = labels if len(labels) <= STYLES else [row.label for row in section.rows]
+    rows = [dataclasses.replace(row, style=known.index(row.label) % STYLES) for row in section.rows]
+    return dataclasses.replace(section, rows=rows)
