@@ -145,7 +145,7 @@ class GenerativeReplay(Learner):
             "reconstruction": reconstruction,
             "kl": kl,
             "negative_elbo": reconstruction + kl,
-            "beta_negative_elbo": reconstruction + self.beta * kl,
+            "generator-loss": reconstruction + self.beta * kl,
         }
 
     def search_report(self) -> dict[str, dict[str, Any]]:

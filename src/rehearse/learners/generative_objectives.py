@@ -68,13 +68,18 @@ def shell(z: Tensor) -> Tensor:
     return distance.square()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Objective:
-    """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximised."""
+    """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximised.
+
+    ``interference`` names the terms whose sum is the interference; ``first`` are the terms of the points that it was
+    asked about first, where a search starts.
+    """
 
     coefficients: Coefficients
     terms: Terms
-    measured: tuple[str, ...]  # the terms that together are the interference
+    interference: tuple[str, ...]
+    first: dict[str, Tensor] | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
         total = self.scores(z).sum()
@@ -87,16 +92,21 @@ class Objective:
         wanted = [name for name, weight in weights.items() if weight]
         total = 0 * z.sum(1)  # depends on z, so that there is a gradient even where no term is wanted
         found = self.terms(z, wanted) if wanted else {}
+        if self.first is None:
+            self.first = {name: value.detach() for name, value in found.items()}
         for name in wanted:
             total = total + weights[name] * found[name]
         return total - c.shell * shell(z) if c.shell else total
 
     @torch.no_grad()
-    def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Interference and entropy of each point, whatever they weigh."""
-        found = self.terms(z, (*self.measured, "entropy"))
-        interference: Tensor = torch.stack([found[name] for name in self.measured]).sum(0)
-        return interference, found["entropy"]
+    def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again."""
+        found = dict(known or {})
+        missing = [name for name in (*self.interference, "entropy") if name not in found]
+        if missing:
+            found |= self.terms(z, missing)
+        total: Tensor = torch.stack([found[name] for name in self.interference]).sum(0)
+        return total, found["entropy"]
 
 
 class View:

@@ -77,11 +77,10 @@ class LatentRetrieval:
         ``start`` draws points to begin with, ``plain`` those to fall back on.
         """
         first = start(rows * self.ranking)
-        before = objective.measure(first)
         found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
         z = plain(rows) if found is None else found
         after = objective.measure(z)
-        self.measured.add(before, after)
+        self.measured.add(objective.measure(first, objective.first), after)
         return z, after[0]
 
     def _best(self, objective: Objective, points: Tensor, rows: int) -> Tensor | None:

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InvalidInput
+from .dropout import Dropout
 
 
 class GatedMLP(nn.Module):
@@ -25,11 +26,9 @@ class GatedMLP(nn.Module):
                 "every layer needs at least one unit; got "
                 f"in_features={in_features}, hidden={hidden}, classes={classes}"
             )
-        if not 0 <= dropout < 1:
-            raise InvalidInput(f"dropout is {dropout!r}; it must be at least 0 and below 1")
         self.flatten = nn.Flatten()
         self.hidden = Gated(in_features, hidden)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.output = Gated(hidden, classes)
 
     def features(self, x: Tensor) -> Tensor:

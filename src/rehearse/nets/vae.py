@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
+from .dropout import Dropout
 
 Reconstruction = Literal["bernoulli", "gaussian"]
 Divergence = Literal["closed", "sampled"]
@@ -53,8 +54,6 @@ class VAE(nn.Module):
                 f"a layer has a whole number of units, at least one; got input_shape={self.input_shape}, "
                 f"depth={depth!r}, hidden={hidden!r}, latent={latent!r}"
             )
-        if not 0 <= dropout < 1:
-            raise InvalidInput(f"dropout is {dropout!r}; it must be at least 0 and below 1")
         if reconstruction not in get_args(Reconstruction):
             raise InvalidInput(f"reconstruction is {reconstruction!r}; it must be 'bernoulli' or 'gaussian'")
         if not 0 < sigma < math.inf:
@@ -116,6 +115,6 @@ class VAE(nn.Module):
 def _layers(before: int, hidden: int, depth: int, dropout: float) -> list[nn.Module]:
     layers: list[nn.Module] = []
     for _ in range(depth):
-        layers += [nn.Linear(before, hidden), nn.ReLU(), nn.Dropout(dropout)]
+        layers += [nn.Linear(before, hidden), nn.ReLU(), Dropout(dropout)]
         before = hidden
     return layers
