@@ -1,0 +1,226 @@
+"""GEM and A-GEM: the projection against brute force, the learners against literal loops over copies."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from rehearse.errors import InvalidInput, InvalidType
+from rehearse.learners import AGEM, GEM
+from rehearse.learners.gem import project
+from rehearse.memory import ReservoirMemory, TaskRingMemory
+from rehearse.nets import ReducedResNet18
+from sameness import assert_same, frozen
+
+
+def brute_force(g: np.ndarray[Any, Any], past: np.ndarray[Any, Any], margin: float) -> np.ndarray[Any, Any]:
+    """The shortest g + Gᵀv over v ≥ margin: every choice of the multipliers that stand above the margin is tried."""
+    if (past @ g >= 0).all():
+        return g
+    best = None
+    for above in itertools.product([False, True], repeat=len(past)):
+        free = np.array(above)
+        v = np.full(len(past), margin)
+        start = g + past.T @ v
+        if free.any():
+            v[free] += np.linalg.lstsq(past[free].T, -start, rcond=None)[0]
+        if (v >= margin - 1e-9).all():
+            step = g + past.T @ v
+            best = step if best is None or np.linalg.norm(step) < np.linalg.norm(best) else best
+    assert best is not None
+    return best
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], float]:
+    """Gradients of a few tasks, many of them zero, parallel, opposed or nearly dependent, at every size."""
+    size = draw(st.integers(1, 6))
+    vector = st.lists(st.integers(-3, 3), min_size=size, max_size=size)
+    rows = [np.array(draw(vector), dtype=float) for _ in range(draw(st.integers(1, 3)))]
+    for _ in range(draw(st.integers(0, 2))):
+        near = draw(st.sampled_from([0.0, 1e-2, 1e-4, 1e-6]))
+        rows.append(draw(st.sampled_from([1.0, -1.0, 2.0])) * rows[0] + near * np.array(draw(vector)))
+    scale = 10.0 ** draw(st.integers(-6, 3))
+    return scale * np.array(draw(vector), dtype=float), scale * np.array(rows), draw(st.sampled_from([0.0, 0.5]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(problems())
+def test_the_step_is_that_of_brute_force(problem: tuple[Any, Any, float]) -> None:
+    g, past, margin = problem
+    step = project(torch.from_numpy(g), torch.from_numpy(past), margin).numpy()
+    size = np.linalg.norm(g) + np.linalg.norm(past, axis=1).sum() + 1e-300
+    assert np.linalg.norm(step - brute_force(g, past, margin)) <= 1e-6 * size
+    lengths = np.linalg.norm(past, axis=1) + 1e-300
+    assert (past @ step >= -1e-7 * size * lengths).all()
+
+
+def test_by_hand() -> None:
+    g, past = torch.tensor([1.0, 0.0]).double(), torch.tensor([[-1.0, 1.0]]).double()
+    # Without a margin the part of g along g_1 goes: g − (⟨g, g_1⟩ / 2) g_1.
+    assert project(g, past, 0.0).tolist() == pytest.approx([0.5, 0.5])
+    # v = 0.5 is what the condition asks for, so a margin of 0.5 changes nothing, and a margin of 2 is the step.
+    assert project(g, past, 0.5).tolist() == pytest.approx([0.5, 0.5])
+    assert project(g, past, 2.0).tolist() == pytest.approx([-1.0, 2.0])
+
+
+def test_nothing_changes_where_nothing_rises() -> None:
+    g, past = torch.tensor([1.0, 2.0]).double(), torch.tensor([[1.0, 0.0], [0.0, 0.0], [2.0, -1.0]]).double()
+    assert project(g, past, 0.5) is g
+
+
+@pytest.mark.parametrize("near", [10.0**-power for power in range(1, 17)])
+def test_opposed_gradients_at_any_distance_from_dependence_give_a_finite_step_no_longer_than_the_start(
+    near: float,
+) -> None:
+    chance = torch.Generator().manual_seed(0)
+    direction = torch.randn(50, generator=chance).double()
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0]).double()
+    past = signs[:, None] * direction + near * torch.randn(5, 50, generator=chance).double()
+    g = torch.randn(50, generator=chance).double()
+    step = project(g, past, 0.0)
+    assert step.isfinite().all()
+    assert step.norm() <= g.norm() * (1 + 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------- learners
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def stream(steps_per_task: int = 6, tasks: int = 3) -> list[tuple[Tensor, Tensor, int]]:
+    chance = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(5, 4, generator=chance), torch.randint(0, 3, (5,), generator=chance), task)
+        for task in range(tasks)
+        for _ in range(steps_per_task)
+    ]
+
+
+def flat_gradient(model: nn.Module, x: Tensor, y: Tensor) -> np.ndarray[Any, Any]:
+    loss = nn.functional.cross_entropy(model(x), y)
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]).double().numpy()
+
+
+def take_step(model: nn.Module, step: np.ndarray[Any, Any], lr: float) -> None:
+    start = 0
+    with torch.no_grad():
+        for parameter in model.parameters():
+            part = torch.from_numpy(step[start : start + parameter.numel()]).view_as(parameter)
+            parameter -= lr * part.to(parameter)
+            start += parameter.numel()
+
+
+def test_gem_is_the_literal_algorithm() -> None:
+    model, literal = net(), net()
+    learner = GEM(model, torch.optim.SGD(model.parameters(), lr=0.5), TaskRingMemory(30, tasks=3), margin=0.5)
+    rings: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    projected = 0
+    for x, y, task in stream():
+        result = learner.observe(x, y, task)
+        g = flat_gradient(literal, x, y)
+        past = [
+            flat_gradient(literal, torch.stack([row for row, _ in ring]), torch.stack([label for _, label in ring]))
+            for other, ring in rings.items()
+            if other != task
+        ]
+        step = brute_force(g, np.array(past), 0.5) if past else g
+        projected += step is not g
+        take_step(literal, step, 0.5)
+        rings[task] = (rings.get(task, []) + list(zip(x, y, strict=True)))[-10:]
+        assert (result.recalled is None) == (task == 0)
+    assert projected > 3
+    for ours, theirs in zip(model.parameters(), literal.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    held = {(task, tuple(x.tolist())) for task, x in zip(learner.memory.all().task.tolist(), learner.memory.all().x)}
+    assert held == {(task, tuple(x.tolist())) for task, ring in rings.items() for x, _ in ring}
+
+
+def test_agem_is_the_literal_algorithm() -> None:
+    model, literal = net(), net()
+    learner = AGEM(model, torch.optim.SGD(model.parameters(), lr=0.5), TaskRingMemory(30, tasks=3), budget=7)
+    projected = 0
+    for x, y, task in stream():
+        result = learner.observe(x, y, task)
+        g = flat_gradient(literal, x, y)
+        if result.recalled is not None:
+            assert len(result.recalled) == 7
+            assert task not in result.recalled.task.tolist()
+            r = flat_gradient(literal, result.recalled.x, result.recalled.y)
+            if g @ r < 0:
+                g = g - (g @ r) / (r @ r) * r
+                projected += 1
+        take_step(literal, g, 0.5)
+    assert projected > 3
+    for ours, theirs in zip(model.parameters(), literal.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [GEM, AGEM])
+def test_resuming_goes_on_bit_for_bit(kind: Any) -> None:
+    def fresh() -> Any:
+        model = net()
+        return kind(model, torch.optim.SGD(model.parameters(), lr=0.3), TaskRingMemory(12), updates=2, seed=5)
+
+    batches = stream()
+    whole, first = fresh(), fresh()
+    for batch in batches:
+        whole.observe(*batch)
+    for batch in batches[:9]:
+        first.observe(*batch)
+    second = fresh()
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for batch in batches[9:]:
+        second.observe(*batch)
+    assert_same(second.state_dict(), whole.state_dict())
+
+
+@pytest.mark.parametrize("kind", [GEM, AGEM])
+def test_refusals_change_nothing(kind: Any) -> None:
+    model = net()
+    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(2))
+    for task in (0, 1):
+        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]), task)
+    before = frozen(learner.state_dict())
+    with pytest.raises(InvalidInput, match="needs to know the task"):
+        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]))
+    with pytest.raises(InvalidInput, match="too few for 3 tasks"):
+        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]), 2)
+    with pytest.raises(InvalidInput, match="outside the model's 3 outputs"):
+        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 3]), 1)
+    assert_same(learner.state_dict(), before)
+    with pytest.raises(InvalidType, match="TaskRingMemory"):
+        kind(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(5))
+
+
+def test_refused_margins() -> None:
+    model = net()
+    for margin in (-0.1, float("nan"), "half", True):
+        with pytest.raises(InvalidInput, match="margin"):
+            GEM(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(5), margin=margin)
+
+
+def test_gem_steps_the_real_resnet() -> None:
+    torch.manual_seed(0)
+    model = ReducedResNet18()
+    learner = GEM(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(20, tasks=5))
+    chance = torch.Generator().manual_seed(2)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    for task in (0, 0, 1, 1, 2):
+        x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=chance)
+        step = learner.observe(x, torch.randint(2 * task, 2 * task + 2, (4,), generator=chance), task)
+    assert step.recalled is not None
+    assert sorted(set(step.recalled.task.tolist())) == [0, 1]
+    assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+    assert learner.predict_proba(x).sum(1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
