@@ -108,6 +108,19 @@ def random_state_kept(device: torch.device) -> Iterator[None]:
             torch.cuda.set_rng_state(cuda, device)
 
 
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of activations that were freed, for the next step's.
+
+    glibc gives large blocks back to the system until it has seen one of that size freed, and every step would have
+    its pages made anew: a tenth of a step. Freeing one untouched block, of the largest size that glibc learns from,
+    teaches it; elsewhere this does nothing.
+    """
+    torch.empty((32 << 20) - (1 << 16), dtype=torch.uint8)
+
+
 # ------------------------------------------------------------------------------------------ precision and layout
 
 

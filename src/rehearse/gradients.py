@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from .errors import InvalidInput
 
@@ -75,8 +74,7 @@ class FactoredGradient(Mapping[str, Tensor]):
 # ------------------------------------------------------------------------------------------- taking a gradient
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(NamedTuple):
     """One use of a linear layer in a forward pass."""
 
     weight: Tensor
@@ -220,20 +218,14 @@ def _plain_linears(model: nn.Module) -> list[nn.Linear]:
 def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
-        factorable = (
-            x.ndim == 2
-            and x.dtype == weight.dtype
-            and 2 * len(x) * sum(weight.shape) < weight.numel()
-            and torch.is_grad_enabled()
-            and weight.requires_grad
-            and (x.requires_grad or (bias is not None and bias.requires_grad))
-            and not torch.is_autocast_enabled(x.device.type)
-            and not torch._C._are_functorch_transforms_active()
-        )
-        if not factorable:
+        rows, columns = weight.shape
+        if x.ndim != 2 or 2 * x.shape[0] * (rows + columns) >= rows * columns or not weight.requires_grad:
             return F.linear(x, weight, bias)
         output = F.linear(x, weight.detach(), bias)
-        uses.append(Use(weight, x.detach(), x._version, get_gradient_edge(output)))
+        node = output.grad_fn
+        if node is None or output.dtype != weight.dtype or torch._C._are_functorch_transforms_active():
+            return F.linear(x, weight, bias)  # nothing to hold on to, autocast, or a transform that hides the graph
+        uses.append(Use(weight, x.detach(), x._version, GradientEdge(node, output.output_nr)))
         return output
 
     return forward

@@ -18,6 +18,7 @@ from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate
 from ..compute import (
     RandomState,
     evaluation_mode,
+    keep_freed_memory,
     prepare_for_model,
     resolve_precision,
     training_mode,
@@ -80,6 +81,7 @@ class Learner(ABC):
         self.computation = resolve_precision(precision, model, self.device)
         if self.computation.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        keep_freed_memory()
         self.random = RandomState(seed)
         self.task: int | None = None
         self.kind: Kind | None = self.loss.kind
