@@ -1,0 +1,250 @@
+"""The river adapter, held to river's own checks and to what its docstring says."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from own_networks import small_network
+from river import checks, compose, datasets, evaluate, metrics, preprocessing
+from torch import nn
+
+from rehearse.adapters.building import build_learner
+from rehearse.adapters.inputs import input_width, widen_inputs
+from rehearse.adapters.river import RehearsalClassifier
+from rehearse.errors import RehearseError
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=f"{number}-{check.__name__}")
+        for number, check in enumerate(checks.yield_checks(RehearsalClassifier()))
+    ],
+)
+def test_rivers_own_checks(check):
+    check(RehearsalClassifier())
+
+
+def test_none_of_rivers_checks_is_skipped():
+    assert RehearsalClassifier()._unit_test_skips() == set()
+
+
+def stream(rows: int, seed: int = 0) -> list[tuple[dict[str, float], str]]:
+    """Three labels by the larger of three features, under names whose order is not that of arrival."""
+    draws = np.random.default_rng(seed).normal(size=(rows, 3)).tolist()
+    names = ["width", "age", "height"]
+    return [(dict(zip(names, row, strict=True)), names[int(np.argmax(row))]) for row in draws]
+
+
+def learned(rows, **settings) -> RehearsalClassifier:
+    model = RehearsalClassifier(**{"seed": 0, "hidden": (16,), **settings})
+    for x, y in rows:
+        model.learn_one(x, y)
+    return model
+
+
+def same(one: RehearsalClassifier, other: RehearsalClassifier) -> bool:
+    first, second = one.learner.model.state_dict(), other.learner.model.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_progressive_validation_on_phishing():
+    """Test, then train: far better than always saying the commoner of the two labels (56 %)."""
+    model = preprocessing.StandardScaler() | RehearsalClassifier(seed=0)
+    score = evaluate.progressive_val_score(datasets.Phishing(), model, metrics.Accuracy())
+    assert score.get() > 0.8
+
+
+def test_learning_many_is_a_loop_of_learning_one_to_the_bit():
+    rows = stream(95)
+    one = learned(rows)
+    many = RehearsalClassifier(seed=0, hidden=(16,))
+    for start in range(0, len(rows), 17):  # pieces that are no multiple of the batch
+        piece = rows[start : start + 17]
+        many.learn_many(pd.DataFrame([x for x, _ in piece]), pd.Series([y for _, y in piece]))
+    assert same(one, many)
+    assert one._waiting == many._waiting
+    assert len(one._waiting) == 5
+
+
+def test_rows_wait_for_a_batch_and_then_make_one_step():
+    rows = stream(10)
+    model = learned(rows[:9])
+    assert model.learner is None
+    probabilities = model.predict_proba_one(rows[0][0])
+    assert len(probabilities) > 1
+    assert set(probabilities.values()) == {1 / len(probabilities)}
+    model.learn_one(*rows[9])
+    assert (model.learner.moves, model.learner.rows_observed) == (1, 10)
+    assert model._waiting == []
+
+
+def test_a_label_that_waits_has_probability_zero_and_then_an_output():
+    model = learned(stream(30))
+    model.learn_one({"width": 1.0}, "new")
+    assert model.predict_proba_one({"width": 1.0})["new"] == 0
+    for x, y in stream(9, seed=1):
+        model.learn_one(x, y)
+    assert model.predict_proba_one({"width": 1.0})["new"] > 0
+
+
+def test_nothing_is_known_before_the_first_row():
+    model = RehearsalClassifier()
+    assert model.predict_one({"a": 1.0}) is None
+    assert model.predict_proba_one({"a": 1.0}) == {}
+    frame = pd.DataFrame({"a": [1.0, 2.0]}, index=[5, 6])
+    assert model.predict_many(frame).tolist() == [None, None]
+    assert model.predict_proba_many(frame).shape == (2, 0)
+
+
+def test_frames_keep_their_index_and_labels_their_kind():
+    model = learned([(x, i % 2 == 0) for i, (x, _) in enumerate(stream(30))])
+    frame = pd.DataFrame([x for x, _ in stream(4)], index=list("abcd"))
+    assert model.predict_proba_many(frame).index.tolist() == list("abcd")
+    assert [type(label) for label in model.predict_many(frame)] == [bool] * 4
+    assert model.predict_proba_many(frame.iloc[:0]).shape == (0, 2)
+
+
+def test_a_new_feature_changes_no_prediction_until_it_is_learned_from():
+    model = learned(stream(60), batch_size=10)
+    x = stream(1, seed=5)[0][0]
+    before = model.predict_proba_one(x)
+    assert model.predict_proba_one({**x, "unheard": 9.0}) == before
+    widen_inputs(model.learner, 50)
+    after = model.predict_proba_one(x)
+    assert after == pytest.approx(before, rel=1e-5)
+
+
+def test_a_new_feature_is_learned():
+    """The new feature alone decides: whoever has not learned it is right half of the time."""
+    model = learned(stream(40))
+    rows = [
+        ({"width": a, "age": b, "height": c, "late": late}, "width" if late > 0 else "age")
+        for a, b, c, late in np.random.default_rng(3).normal(size=(1200, 4)).tolist()
+    ]
+    for x, y in rows[:1000]:
+        model.learn_one(x, y)
+    assert len(model._features) == 4
+    assert np.mean([model.predict_one(x) == y for x, y in rows[1000:]]) > 0.85
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_widening_is_as_if_the_feature_had_always_been_there_as_zero(optimizer):
+    """Compared with a network that was built wide, had zero weights there and saw zeros all along."""
+    settings = {"hidden": (6,), "optimizer": optimizer, "learning_rate": 0.05, "memory_size": 20}
+    settings |= {"retrieval": "most-interfered", "candidates": 10, "budget": 5, "updates": 1, "seed": 0}
+    narrow = build_learner(None, (3,), 2, **settings)
+    wide = build_learner(_widened_by_hand(narrow.model), (5,), 2, **settings)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(8, 3, generator=generator), torch.arange(8) % 2) for _ in range(10)]
+    for number, (x, y) in enumerate(batches):
+        if number == 5:
+            widen_inputs(narrow, 5)
+            assert input_width(narrow) == 5
+        padded = torch.cat([x, torch.full((8, 2), float(number >= 5))], 1)
+        narrow.observe(padded if number >= 5 else x, y)
+        wide.observe(padded, y)
+    for one, other in zip(narrow.model.parameters(), wide.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(narrow.memory.all().x, wide.memory.all().x)
+
+
+def _widened_by_hand(model: nn.Module) -> nn.Module:
+    wide = copy.deepcopy(model)
+    layer = next(module for module in wide.modules() if isinstance(module, nn.Linear))
+    layer.weight = nn.Parameter(torch.cat([layer.weight.detach(), torch.zeros(len(layer.weight), 2)], 1))
+    layer.in_features = 5
+    return wide
+
+
+def test_thousands_of_features_widen_the_first_layer_a_few_times(monkeypatch):
+    widths = []
+    monkeypatch.setattr(
+        "rehearse.adapters.river.widen_inputs",
+        lambda learner, features: (widths.append(features), widen_inputs(learner, features)),
+    )
+    model = RehearsalClassifier(seed=0, hidden=(8,), batch_size=1, memory_size=10)
+    for number in range(500):
+        model.learn_one({f"word {number}": 1.0}, number % 2)
+    assert widths == [2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA])
+def test_a_missing_value_is_an_absent_feature(missing):
+    model = learned(stream(30))
+    assert model.predict_proba_one({"width": 1.0, "age": missing}) == model.predict_proba_one({"width": 1.0})
+
+
+def test_pickled_with_rows_in_the_queue_it_goes_on_bit_for_bit():
+    model = learned(stream(57))
+    other = pickle.loads(pickle.dumps(model))
+    for x, y in [*stream(40, seed=2), *[({"extra": 1.0}, "another")] * 13]:
+        model.learn_one(x, y)
+        other.learn_one(x, y)
+    assert same(model, other)
+    assert model.predict_proba_one({"extra": 2.0}) == other.predict_proba_one({"extra": 2.0})
+
+
+def test_no_seed_is_another_each_time_and_a_seed_the_same():
+    rows = stream(20)
+    assert same(learned(rows, seed=4), learned(rows, seed=4))
+    assert not same(learned(rows, seed=None), learned(rows, seed=None))
+
+
+def test_a_network_of_the_users_own():
+    model = learned(stream(600), network=small_network)
+    assert isinstance(model.learner.model[1], nn.Tanh)
+    held_out = stream(200, seed=9)
+    assert np.mean([model.predict_one(x) == y for x, y in held_out]) > 0.85
+
+
+def test_in_a_pipeline_that_learns_in_mini_batches():
+    model = compose.Pipeline(preprocessing.StandardScaler(), RehearsalClassifier(seed=0, hidden=(16,)))
+    rows = stream(300)
+    frame, labels = pd.DataFrame([x for x, _ in rows]), pd.Series([y for _, y in rows])
+    for start in range(0, 300, 50):
+        model.learn_many(frame[start : start + 50], labels[start : start + 50])
+    assert (model.predict_many(frame) == labels).mean() > 0.7
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        ({"a": "red"}, 1, "OneHotEncoder"),
+        ({"a": "1.5"}, 1, "must be numbers"),
+        ({"a": [1]}, 1, "must be numbers"),
+        ({"a": float("inf")}, 1, "infinite"),
+        ({"a": 1e39}, 1, "too large"),
+        ({"a": 1.0}, None, "label is missing"),
+        ({"a": 1.0}, float("nan"), "label is missing"),
+        ({"a": 1.0}, ["x"], "cannot be told"),
+    ],
+)
+def test_what_cannot_be_learned_is_refused_and_changes_nothing(x, y, words):
+    model = learned(stream(35))
+    before = pickle.dumps(model)
+    with pytest.raises(RehearseError, match=words):
+        model.learn_one(x, y)
+    assert pickle.dumps(model) == before
+
+
+def test_a_frame_with_a_bad_row_is_refused_as_a_whole():
+    model = learned(stream(35))
+    before = pickle.dumps(model)
+    with pytest.raises(RehearseError, match="infinite"):
+        model.learn_many(pd.DataFrame({"width": [1.0, np.inf]}), pd.Series(["age", "age"]))
+    with pytest.raises(RehearseError, match="label is missing"):
+        model.learn_many(pd.DataFrame({"width": [1.0, 2.0]}), pd.Series(["age", None]))
+    with pytest.raises(RehearseError, match="2 rows, y has 1"):
+        model.learn_many(pd.DataFrame({"width": [1.0, 2.0]}), pd.Series(["age"]))
+    assert pickle.dumps(model) == before
+
+
+def test_a_batch_size_of_nothing_is_refused():
+    with pytest.raises(RehearseError, match="batch_size"):
+        RehearsalClassifier(batch_size=0)
