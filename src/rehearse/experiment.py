@@ -282,6 +282,9 @@ def execute(
         if log is not None:
             log.checkpoint()
         raise
+    finally:
+        if log is not None:
+            log.close()
     tick()
     result = run.result() | {"environment": environment() | ({"earlier": run.earlier} if run.earlier else {})}
     if log is not None:
@@ -357,8 +360,10 @@ class RunLog:
         self.run.learner.confirm(state["learner"])
         self._last, self._last_position = time.monotonic(), self.run.position
 
-    def finish(self, result: dict[str, Any]) -> None:
+    def close(self) -> None:
         self._metrics.close()
+
+    def finish(self, result: dict[str, Any]) -> None:
         _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})
 
 
