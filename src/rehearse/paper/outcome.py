@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..spec import Spec
 from ..statistics import Summary, Verdict, paired_difference, summary, verdict
 from .published import Cell
-from .targets import Entry, Target
+from .target import Entry, Target
 
 Result = Mapping[str, Any]
 Judgement = Verdict | Literal["not run", "not available", "stale"]

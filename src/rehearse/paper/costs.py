@@ -1,0 +1,72 @@
+"""What a run will cost before it is run: by what its like has cost, or by a rough estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from ..methods import find_method
+from ..spec import Spec
+from ..streams import STREAMS
+
+# CPU seconds for one incoming row and update of plain fine-tuning, evaluation included, on one core of a server with
+# AVX2; orders of magnitude, for what has never been run.
+SECONDS_A_ROW = {"mlp": 4e-4, "gated": 4e-4, "resnet18": 8e-3}
+# What a method costs as a multiple of that.
+FACTORS = {
+    "er": 2.0, "er-ace": 2.0, "der": 2.0, "er-mir": 4.0, "er-mir-head": 3.0, "er-ace-mir": 4.0, "der-mir": 4.0,
+    "gem": 30.0, "agem": 5.0, "icarl": 3.0, "gen": 3.0, "gen-mir": 10.0, "ae": 15.0, "ae-mir": 18.0,
+}  # fmt: skip
+ROWS_A_TASK = {"split-cifar10": 9750, "split-miniimagenet": 2280, "split-mnist-5k": 700}
+RESULT_BYTES, METRICS_BYTES_A_STEP = 8_000, 150
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """CPU seconds, bytes on disk, and whether the seconds come from runs of the very same setting."""
+
+    cpu_seconds: float
+    disk_bytes: int
+    measured: bool
+
+
+class Costs:
+    """Estimates from results."""
+
+    def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
+        self._same: dict[str, list[float]] = {}
+        self._alike: dict[tuple[str, str, str], list[float]] = {}
+        for result in results:
+            spec, seconds = Spec.from_dict(result["spec"]), result["cost"]["cpu_seconds"]
+            self._same.setdefault(spec.group, []).append(seconds)
+            self._alike.setdefault(_kind(spec), []).append(seconds / work(spec))
+
+    def estimate(self, spec: Spec) -> Estimate:
+        disk = RESULT_BYTES + METRICS_BYTES_A_STEP * rows(spec) // spec.batch_size
+        if spec.group in self._same:
+            return Estimate(fmean(self._same[spec.group]), disk, True)
+        if _kind(spec) in self._alike:
+            return Estimate(work(spec) * fmean(self._alike[_kind(spec)]), disk, False)
+        a_row = SECONDS_A_ROW.get(spec.network, SECONDS_A_ROW["resnet18"]) * FACTORS.get(spec.method, 1.0)
+        if spec.stream == "split-miniimagenet":
+            a_row *= (84 / 32) ** 2
+        return Estimate(work(spec) * a_row, disk, False)
+
+
+def rows(spec: Spec) -> int:
+    """Incoming rows of a run."""
+    known = STREAMS[spec.stream]
+    a_task = spec.samples_per_task or known.samples_per_task or ROWS_A_TASK.get(spec.stream, 1000)
+    epochs = find_method(spec.method).iid_epochs or 1
+    return a_task * (spec.tasks or known.n_tasks) * epochs
+
+
+def work(spec: Spec) -> float:
+    """What the cost is proportional to: rows times updates."""
+    return rows(spec) * (spec.updates or 1)
+
+
+def _kind(spec: Spec) -> tuple[str, str, str]:
+    return spec.stream, spec.method, spec.network

@@ -1,0 +1,74 @@
+"""A target: what one table or figure needs to be run, as entries that become frozen specs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import InvalidInput
+from ..methods import METHODS, resolve
+from ..spec import Spec, named_specs
+from .published import Cell
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row and column of a target: what is run for it, and what the paper printed there, by metric."""
+
+    row: str
+    column: str
+    method: str
+    stream: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    spec_name: str | None = None
+    """A named spec of settings/*.toml that the run starts from."""
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> str | None:
+        """Why it cannot be run, or None."""
+        if self.method not in METHODS:
+            return f"there is no method {self.method} yet"
+        if self.spec_name is not None and self.spec_name not in named_specs():
+            return f"there is no spec {self.spec_name} yet"
+        return None
+
+    def spec(self, seed: int = 0) -> Spec:
+        base = named_specs()[self.spec_name] if self.spec_name is not None else {}
+        return resolve(self.method, self.stream, base, self.settings, {"seed": seed})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure: its entries, the seeds it was published with, and the pairs whose difference is shown.
+
+    ``pairs`` are (later row, earlier row), compared seed by seed in every column that has both. ``metrics`` are the
+    columns of numbers, in their order.
+    """
+
+    name: str
+    title: str
+    entries: tuple[Entry, ...]
+    seeds: int
+    metrics: tuple[str, ...] = ("accuracy", "forgetting")
+    pairs: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+    def available(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.missing is None]
+
+    def only(self, methods: Sequence[str]) -> Target:
+        """The target with the entries of these methods alone."""
+        unknown = set(methods) - {entry.method for entry in self.entries}
+        if unknown and len(unknown) == len(set(methods)):
+            there_are = ", ".join(dict.fromkeys(entry.method for entry in self.entries))
+            raise InvalidInput(f"{self.name} has no method {', '.join(sorted(unknown))}; it has {there_are}")
+        kept = tuple(entry for entry in self.entries if entry.method in methods)
+        return replace(self, entries=kept)
+
+    def specs(self, seeds: int | None = None) -> list[Spec]:
+        """What to run, every spec once: seed by seed, so that an early stop leaves pairs that can be compared."""
+        entries = self.available()
+        specs = [entry.spec(seed) for seed in range(seeds or self.seeds) for entry in entries]
+        return list({spec.key: spec for spec in specs}.values())
