@@ -131,8 +131,8 @@ def _figures() -> Iterable[Target]:
 def _targets() -> dict[str, Target]:
     tables = {target.name: target for target in _tables()}
     tables["table6"] = _with_validation(tables["table6"])
-    own = [own.learning_rate(), own.methods(), own.batchnorm(), own.generative_controls()]
-    return tables | {target.name: target for target in [*_figures(), *own]}
+    ours = [own.learning_rate(), own.methods(), own.batchnorm(), own.generative_controls()]
+    return tables | {target.name: target for target in [*_figures(), *ours]}
 
 
 TARGETS: Mapping[str, Target] = _targets()
