@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..errors import RehearseError
-from . import data, reproduce, run
+from . import data, report, reproduce, run
 from .console import errors
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _main(
 
 app.command("run")(run.run)
 app.command("reproduce")(reproduce.reproduce)
+app.command("report")(report.report)
 app.command("show")(run.show)
 app.command("methods")(run.methods)
 app.add_typer(data.app, name="data")

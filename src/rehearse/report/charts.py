@@ -12,8 +12,8 @@ from ..statistics import Summary, summary
 from .axes import Axis, cost_axis, linear_axis
 from .sections import Row
 
-WIDTH, HEIGHT = 540, 330
-LEFT, RIGHT, TOP, BOTTOM = 52, 524, 12, 282
+WIDTH, HEIGHT = 540, 340
+LEFT, RIGHT, TOP, BOTTOM = 52, 524, 36, 286
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,13 @@ class Chart:
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
     series: Sequence[Series]
+
+    @property
+    def table(self) -> list[list[float | None]]:
+        """The numbers behind the marks: a row a task, a column a series, None where there is none."""
+        columns = [{mark.column: mark.value for mark in series.marks} for series in self.series]
+        tasks = max((task for column in columns for task in column), default=-1) + 1
+        return [[column.get(task) for column in columns] for task in range(tasks)]
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ def _over_tasks(
     measured = [(row, numbers) for row, numbers in measured if numbers]
     everything = [value for _, numbers in measured for each in numbers.values() for value in _extent(each)]
     floor = [0.0] if kind == "forgetting" else []
-    y = linear_axis(everything + floor, BOTTOM, TOP, least=-1.0 if kind == "forgetting" else 0.0, most=1.0)
+    y = linear_axis(everything + floor, BOTTOM, TOP, least=0.0, most=1.0)
     x = Axis(-0.5, places - 0.5, LEFT, RIGHT) if dodge else Axis(0, max(places - 1, 1), LEFT + 14, RIGHT - 14)
     slot = (RIGHT - LEFT) / max(places, 1) * 0.7 / max(len(measured), 1)
     series = []
@@ -151,8 +158,7 @@ def cost_chart(rows: Sequence[Row], cost: str, title: str, x_label: str, unit: s
     points = [(row, pairs) for row, pairs in points if pairs]
     x = cost_axis([price for _, pairs in points for price, _ in pairs], LEFT, RIGHT)
     numbers = [summary(accuracy for _, accuracy in pairs) for _, pairs in points]
-    dots = [accuracy for _, pairs in points for _, accuracy in pairs]
-    y = linear_axis(dots + [end for value in numbers for end in _extent(value)], BOTTOM, TOP, least=0.0, most=1.0)
+    y = linear_axis([end for value in numbers for end in _extent(value)], BOTTOM, TOP, least=0.0, most=1.0)
     series = []
     for index, ((row, pairs), accuracy) in enumerate(zip(points, numbers, strict=True)):
         price = sum(price for price, _ in pairs) / len(pairs)
@@ -194,7 +200,8 @@ def heat_map(row: Row) -> HeatMap:
 def strip_axis(numbers: Sequence[dict[str, Any] | None], *, least: float, most: float, zero: bool = False) -> Axis:
     """One scale for the small drawings of a column."""
     known = [value for value in numbers if value is not None]
-    values = [value for each in known for value in [*each["values"], *(each["interval"] or [])]]
+    values = [value for each in known for value in each["values"]]
+    values += [end for each in known if each["n"] > 2 for end in each["interval"]]
     return linear_axis(values + ([0.0] if zero else []), 6, 134, least=least, most=most)
 
 
@@ -223,7 +230,8 @@ def _mark(x: float, y: Axis, numbers: Summary, name: str, row: int, column: int)
 
 
 def _extent(numbers: Summary) -> list[float]:
-    return [numbers.mean, *(numbers.interval or ())]
+    """What an axis must hold: the interval, but for that of two runs, which would dwarf everything else."""
+    return [*numbers.values, *(numbers.interval or ())] if numbers.n > 2 else [*numbers.values]
 
 
 def _percent_ticks(axis: Axis) -> list[tuple[float, str]]:

@@ -1,0 +1,27 @@
+"""`rehearse report`: the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..report import page
+from ..report.runs import find_runs
+from .console import output
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUNS]...", help="Result files, keys, or directories to search. Default: --out."),
+    ] = None,
+    page_file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="Where results are.")] = Path("runs"),
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
+) -> None:
+    """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""
+    found = find_runs(runs or [], out)
+    page.write(found, page_file, title)
+    output.print(f"{len(found)} runs are on {page_file}", soft_wrap=True, highlight=False, markup=False)
