@@ -136,7 +136,7 @@ def test_a_new_feature_is_learned():
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_widening_is_as_if_the_feature_had_always_been_there_as_zero(optimizer):
     """Compared with a network that was built wide, had zero weights there and saw zeros all along."""
-    settings = {"hidden": (6,), "optimizer": optimizer, "learning_rate": 0.05, "memory_size": 20}
+    settings = {"hidden": (6,), "optimizer": optimizer, "learning_rate": 0.05, "memory": "reservoir", "memory_size": 20}
     settings |= {"retrieval": "most-interfered", "candidates": 10, "budget": 5, "updates": 1, "seed": 0}
     narrow = build_learner(None, (3,), 2, **settings)
     wide = build_learner(_widened_by_hand(narrow.model), (5,), 2, **settings)
@@ -180,8 +180,9 @@ def test_a_missing_value_is_an_absent_feature(missing):
     assert model.predict_proba_one({"width": 1.0, "age": missing}) == model.predict_proba_one({"width": 1.0})
 
 
-def test_pickled_with_rows_in_the_queue_it_goes_on_bit_for_bit():
-    model = learned(stream(57))
+@pytest.mark.parametrize("memory", ["reservoir", "class-balanced", "ring"])
+def test_pickled_with_rows_in_the_queue_it_goes_on_bit_for_bit(memory):
+    model = learned(stream(57), memory=memory, memory_size=20)
     other = pickle.loads(pickle.dumps(model))
     for x, y in [*stream(40, seed=2), *[({"extra": 1.0}, "another")] * 13]:
         model.learn_one(x, y)

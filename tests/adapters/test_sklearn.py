@@ -134,6 +134,16 @@ def test_a_new_label_is_sorted_in_and_the_old_outputs_stay(blobs):
     assert log_loss(names, model.predict_proba(X)) < 0.5  # scikit-learn's metrics take the columns to be sorted
 
 
+@pytest.mark.parametrize(("memory", "held"), [("reservoir", None), ("class-balanced", [10, 10]), ("ring", [0, 20])])
+def test_the_memory_keeps_what_its_policy_says(memory, held):
+    """380 rows of one class, then 20 of another, in 20 slots."""
+    y = np.repeat([0, 1], [380, 20])
+    model = RehearsalClassifier(memory=memory, memory_size=20, random_state=0).partial_fit(y[:, None] * 1.0, y)
+    classes = model.learner_.memory.all().y
+    assert len(classes) == 20
+    assert held is None or torch.bincount(classes, minlength=2).tolist() == held
+
+
 def test_announced_classes_have_a_column_before_their_first_row(blobs):
     X, y = blobs
     model = RehearsalClassifier(random_state=0).partial_fit(X[y < 2], y[y < 2], classes=[0, 1, 2, 3])
@@ -258,6 +268,7 @@ def test_features_of_a_data_frame_are_known_by_name(blobs):
         ({"retrieval": "best"}, "retrieval"),
         ({"optimizer": "lbfgs"}, "optimizer"),
         ({"learning_rate": 0}, "learning_rate"),
+        ({"memory": "everything"}, "memory is 'everything'"),
         ({"memory_size": 0}, "capacity"),
         ({"memory_size": 2.5}, "memory_size"),
         ({"batch_size": 0}, "batch_size"),

@@ -15,13 +15,18 @@ from ..compute import seed_sequence
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
-from ..memory import Memory, ReservoirMemory
+from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from ..nets import MLP
 from ..retrieval import MostInterfered, Retrieval, Uniform
 
 Network: TypeAlias = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+MEMORIES: dict[str, type[Memory]] = {
+    "reservoir": ReservoirMemory,
+    "class-balanced": ClassBalancedMemory,
+    "ring": RingMemory,
+}
 RETRIEVALS = ("most-interfered", "uniform")
 
 
@@ -33,6 +38,7 @@ def build_learner(
     hidden: Sequence[int],
     optimizer: str,
     learning_rate: float,
+    memory: str,
     memory_size: Any,
     retrieval: str,
     candidates: Any,
@@ -49,7 +55,7 @@ def build_learner(
     learner = Replay(
         model,
         OPTIMIZERS[optimizer](model.parameters(), lr=float(learning_rate)),  # type: ignore[call-arg]
-        _build_memory(memory_size, seed),
+        _build_memory(memory, memory_size, seed),
         _build_retrieval(retrieval, candidates, optimizer),
         budget=whole("budget", budget),
         updates=whole("updates", updates),
@@ -86,8 +92,10 @@ def _build_network(
     return made
 
 
-def _build_memory(size: Any, seed: int) -> Memory:
-    return ReservoirMemory(whole("memory_size", size), seed=seed)
+def _build_memory(policy: str, size: Any, seed: int) -> Memory:
+    if policy not in MEMORIES:
+        raise InvalidInput(f"memory is {policy!r}; it must be one of {', '.join(MEMORIES)}")
+    return MEMORIES[policy](whole("memory_size", size), seed=seed)
 
 
 def _build_retrieval(name: str, candidates: Any, optimizer: str) -> Retrieval:

@@ -43,8 +43,11 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         first and last layers are linear; or such a module, of which a copy is trained.
     hidden
         Units in each hidden layer of the default network.
+    memory
+        Which rows are kept: "reservoir" (a uniform sample of all rows seen), "class-balanced" (an equal share for
+        every class) or "ring" (the last ones).
     memory_size
-        Rows that are kept, a uniform sample of all rows seen.
+        How many rows are kept.
     retrieval
         "most-interfered" replays the memories that the coming update would harm most, "uniform" any.
     candidates
@@ -77,6 +80,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         self,
         network: Network = None,
         hidden: tuple[int, ...] = (100,),
+        memory: str = "reservoir",
         memory_size: int = 1000,
         retrieval: str = "most-interfered",
         candidates: int | None = 50,
@@ -91,6 +95,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
         self.network = network
         self.hidden = hidden
+        self.memory = memory
         self.memory_size = memory_size
         self.retrieval = retrieval
         self.candidates = candidates
@@ -168,6 +173,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
                 hidden=self.hidden,
                 optimizer=self.optimizer,
                 learning_rate=self.learning_rate,
+                memory=self.memory,
                 memory_size=self.memory_size,
                 retrieval=self.retrieval,
                 candidates=self.candidates,

@@ -38,7 +38,9 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             weights are where `fit` starts); or a function ``(input_shape, classes) -> module``. The last layer must
             be linear.
         hidden: units in each hidden layer of the default network.
-        memory_size: rows that are kept, a uniform sample of all rows seen.
+        memory: which rows are kept: "reservoir" (a uniform sample of all rows seen), "class-balanced" (an equal
+            share for every class) or "ring" (the last ones).
+        memory_size: how many rows are kept.
         retrieval: "most-interfered" replays the memories that the coming update would harm most, "uniform" any.
         candidates: memories that are scored for each batch; None scores all of them.
         budget: memories that are replayed with each batch.
@@ -60,6 +62,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network: Network = None,
         *,
         hidden: Sequence[int] = (100,),
+        memory: str = "reservoir",
         memory_size: int = 1000,
         retrieval: str = "most-interfered",
         candidates: int | None = 50,
@@ -73,6 +76,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.network = network
         self.hidden = hidden
+        self.memory = memory
         self.memory_size = memory_size
         self.retrieval = retrieval
         self.candidates = candidates
@@ -168,6 +172,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             hidden=self.hidden,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
+            memory=self.memory,
             memory_size=self.memory_size,
             retrieval=self.retrieval,
             candidates=self.candidates,
