@@ -219,7 +219,11 @@ def _modes_restored(model: nn.Module) -> Iterator[list[tuple[nn.Module, bool]]]:
         yield modes
     finally:
         for module, training in modes:
-            module.training = training
+            _set_mode(module, training)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    object.__setattr__(module, "training", training)  # past nn.Module's own, which looks for parameters first
 
 
 @contextlib.contextmanager
@@ -237,7 +241,7 @@ def scoring_mode(model: nn.Module) -> Iterator[None]:
     with _modes_restored(model) as modes:
         frozen_parts = model.training
         for module, training in modes:
-            module.training = isinstance(module, _BatchNorm) and (training or not frozen_parts)
+            _set_mode(module, isinstance(module, _BatchNorm) and (training or not frozen_parts))
         yield
 
 

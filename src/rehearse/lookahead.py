@@ -59,23 +59,24 @@ class Lookahead:
 
     def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
         """θᵛ by name; parameters that the step would not move are given as they are."""
-        return self._foresee(gradient, stepped_parameters(self.model, self.optimizer))
+        moved = self._moved(gradient, stepped_parameters(self.model, self.optimizer))
+        return {name: moved.get(name, parameter.detach()) for name, parameter in self.model.named_parameters()}
 
-    def _foresee(self, gradient: Gradient, stepped: Stepped, but: Collection[str] = ()) -> dict[str, Tensor]:
+    def _moved(self, gradient: Gradient, stepped: Stepped, but: Collection[str] = ()) -> dict[str, Tensor]:
+        """The parameters that the step would move, where it would."""
         names = [name for name in stepped if name in gradient and name not in but]
         if self.layers == "head":
             head, _ = find_head(self.model)
             names = [name for name in names if name.rpartition(".")[0] == head]
         with torch.no_grad():
             step = self._sgd_step if self.virtual_step == "sgd" else self._optimizer_step
-            moved = step({name: stepped[name] for name in names}, gradient)
-        return {name: moved.get(name, parameter.detach()) for name, parameter in self.model.named_parameters()}
+            return step({name: stepped[name] for name in names}, gradient)
 
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
         stepped = stepped_parameters(self.model, self.optimizer)
         linears = Foreseen(self.model, self._factors(gradient), stepped)
-        foreseen = self._foresee(gradient, stepped, but=linears.weights)
+        foreseen = self._moved(gradient, stepped, but=linears.weights)
         batch, x = self._ready(batch)
         with self._scoring(), linears.installed():
             if self.layers == "head":
@@ -90,6 +91,9 @@ class Lookahead:
                 statistics = self.statistics
                 linears.step()
                 after = self._scores(x, foreseen)
+                if not linears.complete:  # a weight may have been used behind its layer's back: do it the plain way
+                    linears.step(False)
+                    after = self._scores(x, self.foresee(gradient))
                 self.statistics = statistics
             return self.loss(before, batch, True), self.loss(after, batch, True)
 
@@ -125,7 +129,12 @@ class Lookahead:
     def _scores(self, x: Tree, parameters: Mapping[str, Tensor]) -> Tensor:
         self.statistics = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         arguments, keywords = call_arguments(x)
-        scores: Tensor = functional_call(self.model, {**parameters, **self.statistics}, arguments, keywords)
+        replaced = {**parameters, **self.statistics}
+        scores: Tensor
+        if replaced:
+            scores = functional_call(self.model, replaced, arguments, keywords)
+        else:
+            scores = self.model(*arguments, **keywords)
         self.rows_passed += len(scores)
         return scores
 
