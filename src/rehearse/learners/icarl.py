@@ -37,13 +37,13 @@ class ICaRL(Learner):
 
     φ is what enters the last linear layer, in eval mode; φ and μ are scaled to length one. The means are computed
     anew when the network or the memory has changed. Probabilities are the softmax over −‖φ(x) − μ_c‖; a class that
-    never came has none. While a task runs, its means are those of the rows kept of it so far.
+    never came has none. While a task runs, its means are those of its rows in the memory.
 
     Differs from the source because the stream is passed once:
 
     - exemplars can only be chosen from what is still there when the task ends. ``keep="memory"`` never holds more
       rows than the memory's capacity: the running task is sampled into the room that the exemplars leave.
-      ``keep="task"`` holds the whole task beside the memory, as the source does; `report` says how many bytes;
+      ``keep="task"`` also holds the whole task beside the memory, as the source does; `report` says how many bytes;
     - new are the classes of the running task, old all others that have come; a class that comes back is new again and
       gets exemplars of its own in each task;
     - one step joins the incoming rows with as many exemplars as the budget says, instead of passing all of both.
@@ -93,7 +93,7 @@ class ICaRL(Learner):
                 if self.memory.eligible(incoming.task):
                     recalled = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_P
                 batch = incoming if recalled is None else join(incoming, recalled)
-                targets = self._targets(batch, self._labels | labels)
+                targets = self._targets(batch, new=self._labels | labels)
                 losses = self._losses_to(targets, self._forward(batch.x))
                 self._apply(self._gradient(mean_loss(losses)))  # θ ← SGD(mean ℓ(B))
         self._remember(incoming)
@@ -146,31 +146,28 @@ class ICaRL(Learner):
             self._rows_passed = passed
             raise
 
-    def _targets(self, batch: Batch, new: set[int]) -> Tensor:
-        """What each output should say: [y = c] for new classes, q_c for old ones, NaN for those that never came."""
-        targets = torch.full((len(batch), outputs(self.model)), torch.nan, device=self.device)
-        known = sorted(self._past_labels | new)
-        targets[:, known] = F.one_hot(batch.y.long(), targets.shape[1]).to(targets)[:, known]
-        old = sorted(self._past_labels - new)
+    def _targets(self, batch: Batch, new: set[int]) -> dict[int, Tensor]:
+        """What the output of each class that has come should say: [y = c] if it is new, q_c if it is old."""
+        targets = {label: (batch.y == label).float().to(self.device) for label in new}
+        old = self._past_labels - new
         if old and self._old is not None:
             with torch.no_grad(), evaluation_mode(self.model):
-                targets[:, old] = self._forward(batch.x, self._old).sigmoid().to(targets)[:, old]
+                q = in_full(self._forward(batch.x, self._old)).sigmoid()
+            targets |= {label: q[:, label] for label in old}
         return targets
 
     @staticmethod
-    def _losses_to(targets: Tensor, scores: Tensor) -> Tensor:
+    def _losses_to(targets: dict[int, Tensor], scores: Tensor) -> Tensor:
         """Binary cross-entropy summed over the classes that have come, one value a row."""
-        known = ~targets[0].isnan()
-        return F.binary_cross_entropy_with_logits(
-            in_full(scores)[:, known], targets[:, known].to(in_full(scores)), reduction="none"
-        ).sum(1)
+        known = sorted(targets)
+        scores = in_full(scores)[:, known]
+        goal = torch.stack([targets[label] for label in known], dim=1).to(scores)
+        return F.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
 
     def _remember(self, incoming: Batch) -> None:
-        if self.keep == "memory":
-            self.memory.add(incoming.x, incoming.y, task=incoming.task)
-            return
-        kept = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), incoming.task)
-        self._kept.append(kept)
+        self.memory.add(incoming.x, incoming.y, task=incoming.task)
+        if self.keep == "task":
+            self._kept.append(Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), incoming.task))
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
@@ -196,10 +193,9 @@ class ICaRL(Learner):
         return self._means[1]
 
     def _fresh_class_means(self) -> tuple[Tensor, Tensor]:
-        held = ([self.memory.all()] if len(self.memory) else []) + self._kept
-        if not held:
+        if not len(self.memory):
             return torch.empty(0, dtype=torch.long), torch.empty(0)
-        rows = _together(held)
+        rows = self.memory.all()
         return class_means(self._features(rows.x), rows.y.long().to(self.device))
 
     def _features(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
