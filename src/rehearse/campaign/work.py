@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,13 +50,19 @@ def carry_out(
 def _locked(path: Path) -> Iterator[None]:
     """Hold the run's folder alone; the system lets go of it when the process ends, however it ends."""
     deadline = time.monotonic() + LOCK_SECONDS
-    with open(path, "w", encoding="utf-8") as file:
+    with open(path, "a+", encoding="utf-8") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Busy(f"another process is at this run ({path.parent}); let it finish, or end it") from None
+                    file.seek(0)
+                    raise Busy(
+                        f"process {file.read() or 'unknown'} is at this run ({path.parent}); let it finish, or end it"
+                    ) from None
                 time.sleep(0.1)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield

@@ -7,53 +7,88 @@ from typing import Annotated
 
 import typer
 
-from ..campaign.local import run_all
-from ..campaign.store import Store
-from ..errors import InvalidInput
-from ..experiment import Settings
+from ..campaign.events import Failed
+from ..campaign.store import Store, results_in
+from ..errors import InvalidInput, MissingExtra
+from ..experiment import Settings, with_precision
+from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome
+from ..paper.target import Target
 from ..paper.targets import GROUPS, TARGETS, find_targets
-from ..report.progress import draw, label
-from ..report.reproduction import outcome_csv, outcome_differences_table, outcome_markdown, outcome_table
+from ..report.figures import write_figure
+from ..report.reproduction import (
+    cost_table,
+    outcome_csv,
+    outcome_differences_table,
+    outcome_markdown,
+    outcome_table,
+    reproduction_page,
+)
 from .console import errors, output
+from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
 
 def reproduce(
     targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
     seeds: Annotated[int | None, typer.Option(help="Seeds 0 to N − 1; default: as many as published.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Where results and checkpoints go; the same command goes on from there.")
-    ] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, its CPU hours and disk; run nothing.")
+    ] = False,
+    from_results: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run nothing: show what the results in this directory say; may be repeated."),
     ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where data sets are.")] = None,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    write: Annotated[
+        Path | None, typer.Option(help="Write all tables into this Markdown file, figures into a folder beside it.")
+    ] = None,
+    out: Out = Path("runs"),
+    jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
+    data_dir: DataDir = None,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the published numbers.
 
-    Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown.
+    Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
     """
     if seeds is not None and seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
     chosen = [target.only(only) if only else target for target in find_targets(targets)]
-    specs = list({spec.key: spec for target in chosen for spec in target.specs(seeds)}.values())
-    store = Store(out)
-    settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
-    try:
-        _, failed = draw(run_all(specs, store, settings, jobs), specs, errors)
-    except KeyboardInterrupt:
-        errors.print(f"stopped; the same command goes on from {out}")
-        raise typer.Exit(130) from None
-    results = Results(store.results())
-    for target in chosen:
-        _show(outcome(target, results, seeds))
-        _write(outcome(target, results, seeds), out / "tables")
-    for event in failed:
-        errors.print(f"{label(event.spec)} failed: {event.error}\n{event.detail}", style="red", markup=False)
-    if failed:
-        raise typer.Exit(1)
+    if dry_run:
+        _foretell(chosen, seeds, from_results or [out])
+        return
+    failed: list[Failed] = []
+    if from_results is None:
+        specs = list({spec.key: spec for target in chosen for spec in target.specs(seeds)}.values())
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
+        _, failed = follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)
+    results = Results(results_in(from_results or [out]))
+    found = [outcome(target, results, seeds) for target in chosen]
+    if write is not None:
+        _write_page(found, write)
+    else:
+        for one in found:
+            _show(one)
+            _write(one, out / "tables")
+    report_failures(failed)
+
+
+def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
+    results = list(results_in(places))
+    done = {result["key"] for result in results}
+    costs = Costs(results)
+    rows = []
+    for target in targets:
+        specs = [with_precision(spec) for spec in target.specs(seeds)]
+        estimates = [costs.estimate(spec) for spec in specs if spec.key not in done]
+        missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
+        rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
+    output.print(cost_table(rows))
+    for name, _, _, _, missing in rows:
+        for sentence in missing:
+            output.print(f"{name}, not available: {sentence}", highlight=False, markup=False)
 
 
 def _show(found: Outcome) -> None:
@@ -69,3 +104,20 @@ def _write(found: Outcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{found.target.name}.csv").write_text(outcome_csv(found), "utf-8")
     (folder / f"{found.target.name}.md").write_text(outcome_markdown(found), "utf-8")
+    _draw(found, folder)
+
+
+def _draw(found: Outcome, folder: Path) -> list[Path]:
+    """The figure, or one sentence on standard error where nothing can draw it."""
+    try:
+        return write_figure(found, folder)
+    except MissingExtra as problem:
+        errors.print(f"{found.target.name} is not drawn: {problem}", highlight=False, markup=False)
+        return []
+
+
+def _write_page(found: list[Outcome], page: Path) -> None:
+    folder = page.parent / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {one.target.name: path for one in found for path in _draw(one, folder) if path.suffix == ".svg"}
+    page.write_text(reproduction_page(found, {name: f"figures/{path.name}" for name, path in drawn.items()}), "utf-8")

@@ -9,20 +9,20 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..campaign.local import run_all
 from ..campaign.store import Store, read_result
 from ..errors import InvalidInput
 from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings
-from ..report.progress import draw, label
+from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
 from ..report.tables import comparison_table, differences_table
 from ..report.tensorboard import log_events
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
-from .console import errors, output
+from .console import output
+from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
 DEFAULT_METHODS = ("er", "er-mir")
 DEFAULT_STREAM = "split-mnist-5k"
@@ -73,21 +73,19 @@ def run(
         typer.Option("--option", "-o", help="A method's own option, NAME=VALUE; see `rehearse methods`."),
     ] = None,
     spec: Annotated[str | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")] = None,
-    out: Annotated[
-        Path, typer.Option(help="Where results and checkpoints go; the same command goes on from there.")
-    ] = Path("runs"),
-    jobs: Annotated[
-        int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")
-    ] = None,
+    out: Out = Path("runs"),
+    jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda (supported, untested).")] = "cpu",
-    data_dir: Annotated[str | None, typer.Option(help="Where data sets are.")] = None,
+    data_dir: DataDir = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Write which rows were replayed at each step, with scores.")
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
-    checkpoint_seconds: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 30.0,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
     """Run one or several methods on a stream, over seeds, and compare them.
@@ -129,14 +127,9 @@ def run(
     }
     settings = Settings(data_dir=data_dir, device=device, trace=trace, checkpoint_seconds=checkpoint_seconds)
     everything = [one for group in specs.values() for one in group]
-    go_on = f"the same command goes on from {out}"
-    events = run_all(everything, Store(out), settings, jobs)
+    events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
-    try:
-        finished, failed = draw(events, everything, errors)
-    except KeyboardInterrupt:
-        errors.print(f"stopped; {go_on}")
-        raise typer.Exit(130) from None
+    finished, failed = follow(events, everything, out)
     groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
     comparison = compare(
         {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}
@@ -150,10 +143,7 @@ def run(
             output.print(differences)
         for sentence in low_ceilings(comparison):
             output.print(sentence)
-    for event in failed:
-        errors.print(f"{label(event.spec)} failed: {event.error}\n{event.detail}", style="red", markup=False)
-    if failed:
-        raise typer.Exit(1)
+    report_failures(failed)
 
 
 def show(

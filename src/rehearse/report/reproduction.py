@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
+from ..paper.costs import Estimate
 from ..paper.outcome import Line, Outcome
 from ..statistics import Summary
 from . import tables
@@ -130,3 +131,52 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def command(line: Line, target: str) -> str:
     return f"rehearse reproduce {target} --only {line.entry.method}"
+
+
+def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
+    """Everything as one Markdown page; ``figures`` are pictures by target, relative to the page."""
+    verdicts = [line.judgement for one in outcomes for line in one.lines]
+    counts = ", ".join(f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
+    hours = sum(_cpu_seconds(one) for one in outcomes) / 3600
+    head = (
+        "# Does it replicate?\n\n"
+        "Generated from the results in `results/` by `make reproduction`; no number is typed by hand, no seed is left "
+        "out, and misses are shown.\n\n"
+        "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (the generator's losses in nats); "
+        "forgetting is best minus final accuracy, averaged over all tasks but the last. The verdict is `within` where "
+        "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
+        "it for generative replay, as the released program computes them. `above` and `below` say where our number "
+        "lies. A number that was printed without ± counts as exact.\n\n"
+        f"Verdicts: {counts}. The runs behind this page took {hours:.1f} CPU hours, those of several tables counted in "
+        "each.\n"
+    )
+    parts = [head]
+    for one in outcomes:
+        parts.append(outcome_markdown(one))
+        if one.target.name in figures:
+            parts.append(f"![{one.target.title}]({figures[one.target.name]})\n")
+    return "\n".join(parts)
+
+
+def _cpu_seconds(outcome: Outcome) -> float:
+    runs = {result["key"]: result for found in outcome.runs.values() for result in found.values()}
+    return sum(float(result["cost"]["cpu_seconds"]) for result in runs.values())
+
+
+Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, runs, done, estimates, not available
+
+
+def cost_table(forecasts: Sequence[Forecast]) -> Table:
+    """What would run, and what it would cost."""
+    caption = "* estimated, for want of a run with the same settings; checkpoints come and go beside these files"
+    table = Table(title="what would run", caption=caption)
+    for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
+        table.add_column(name, justify="left" if name == "target" else "right")
+    for name, runs, done, estimates, missing in forecasts:
+        rough = "" if all(estimate.measured for estimate in estimates) else "*"
+        hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
+        disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6
+        table.add_row(
+            name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB", str(len(missing))
+        )
+    return table
