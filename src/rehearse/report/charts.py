@@ -201,7 +201,8 @@ def strip_axis(numbers: Sequence[dict[str, Any] | None], *, least: float, most: 
     """One scale for the small drawings of a column."""
     known = [value for value in numbers if value is not None]
     values = [value for each in known for value in each["values"]]
-    values += [end for each in known if each["n"] > 2 for end in each["interval"]]
+    wanted = [each for each in known if each["interval"] and (zero or each["n"] > 2)]  # see _extent
+    values += [end for each in wanted for end in each["interval"]]
     return linear_axis(values + ([0.0] if zero else []), 6, 134, least=least, most=most)
 
 

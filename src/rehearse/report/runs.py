@@ -28,9 +28,8 @@ class FinishedRun:
 def find_runs(words: Sequence[str], out: Path) -> list[FinishedRun]:
     """The runs that the words name, each once; without words everything in ``out``."""
     paths: dict[str, Path] = {}
-    for word in words or [str(out)]:
-        for path in _paths(word, out):
-            paths.setdefault(path.stem, path)
+    for path in [path for word in words for path in _paths(word, out)] if words else _inside(out):
+        paths.setdefault(path.stem, path)
     if not paths:
         raise InvalidInput(f"there is no result in {', '.join(words) or out}; `rehearse run` makes some")
     return [_read(path) for path in paths.values()]
@@ -54,7 +53,11 @@ def _paths(word: str, out: Path) -> Iterable[Path]:
         return [find_run(word, out)]
     if KEY.fullmatch(place.name) and place.with_name(f"{place.name}.json").is_file():
         return [place.with_name(f"{place.name}.json")]
-    return sorted(path for path in place.rglob("*.json") if KEY.fullmatch(path.stem))
+    return _inside(place)
+
+
+def _inside(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*.json") if KEY.fullmatch(path.stem))
 
 
 def _read(path: Path) -> FinishedRun:
