@@ -1,0 +1,354 @@
+"""What every method promises, tried on every one of them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from conftest import CLASSES, Stream, make, modules, rows, run, tiny_stream, world
+from rehearse import Learner, RehearseError, Step
+from rehearse.errors import CheckpointError
+from sameness import assert_same, differences, outside
+
+
+def trained(method: str, **options: Any) -> Learner:
+    """In the middle of its second task."""
+    learner = make(method, **options)
+    run(learner, tiny_stream(), stop=12)
+    return learner
+
+
+# ------------------------------------------------------------------------------------------------ learning, predicting
+
+
+def test_observing_tells_what_happened(method: str, network: str) -> None:
+    learner = make(method, network=network)
+    run(learner, tiny_stream(), stop=12)
+    x, y, task = tiny_stream()[12]
+    step = learner.observe(x, y, task)
+    assert isinstance(step, Step)
+    assert isinstance(step.incoming_loss, float)
+    assert np.isfinite(step.incoming_loss)
+    assert (step.recalled is None) == (step.recalled_loss is None)
+    if step.interference is not None:
+        assert step.recalled is not None
+        assert len(step.interference) == len(step.recalled)
+    assert learner.rows_observed == 13 * 5
+    assert learner.forward_passes >= 1
+    assert learner.task == task
+
+
+def test_predictions_are_classes_and_probabilities(method: str, network: str) -> None:
+    learner = trained(method, network=network)
+    for n in (0, 1, 7, 1001):
+        x, _ = rows(n, 5, [0, 1, 2, 3])
+        classes, probabilities = learner.predict(x), learner.predict_proba(x)
+        assert classes.shape == (n,)
+        assert not classes.is_floating_point()
+        assert probabilities.shape == (n, CLASSES)
+        assert bool(probabilities.isfinite().all())
+        assert bool((probabilities >= 0).all())
+        torch.testing.assert_close(probabilities.sum(1), torch.ones(n).to(probabilities), rtol=1e-4, atol=1e-5)
+        assert_same(classes, probabilities.argmax(1))
+        assert not probabilities.requires_grad
+
+
+def test_rows_are_predicted_one_by_one_as_together(method: str, network: str) -> None:
+    learner = trained(method, network=network)
+    x, _ = rows(6, 5, [0, 1, 2, 3])
+    together = learner.predict_proba(x)
+    for row in range(6):
+        torch.testing.assert_close(learner.predict_proba(x[row : row + 1])[0], together[row], rtol=1e-4, atol=1e-5)
+
+
+def test_predicting_changes_nothing(method: str, network: str) -> None:
+    learner = trained(method, network=network)
+    before = (learner.state_dict(), [outside(module) for module in modules(learner)], world())
+    x, y = rows(9, 5, [0, 1, 2, 3])
+    first = learner.predict_proba(x)
+    learner.predict(x)
+    learner.evaluation_metrics(x, y)
+    learner.report()
+    assert_same((learner.state_dict(), [outside(module) for module in modules(learner)], world()), before)
+    assert_same(learner.predict_proba(x), first)
+
+
+def test_two_gaussians_are_told_apart(method: str) -> None:
+    learner = make(method, lr=0.2)
+    stream = [(*rows(10, number, [0, 1]), 0) for number in range(60)]
+    run(learner, stream)
+    x, y = rows(200, 999, [0, 1])
+    assert (learner.predict(x) == y).float().mean() > 0.95
+
+
+def test_bytes_and_floats_are_the_same_pictures(method: str, network: str) -> None:
+    stream = [((x * 255).round().to(torch.uint8), y, task) for x, y, task in tiny_stream()]
+    floats: Stream = [(x.float() / 255, y, task) for x, y, task in stream]
+    learners = [make(method, network=network) for _ in range(2)]
+    run(learners[0], stream)
+    run(learners[1], floats)
+    x, _ = rows(20, 5, [0, 1, 2, 3])
+    bytes_ = (x * 255).round().to(torch.uint8)
+    assert_same(learners[0].predict_proba(bytes_), learners[1].predict_proba(bytes_.float() / 255))
+
+
+def test_arrays_do_as_well_as_tensors(method: str) -> None:
+    one, other = make(method), make(method)
+    for x, y, task in tiny_stream()[:3]:
+        one.observe(x, y, task)
+        other.observe(x.numpy(), y.tolist(), np.full(len(y), task))
+    assert_same(one.state_dict(), other.state_dict())
+
+
+def test_what_was_given_is_not_changed(method: str) -> None:
+    learner = make(method)
+    stream = tiny_stream()
+    copies = [(x.clone(), y.clone()) for x, y, _ in stream]
+    run(learner, stream)
+    assert_same([(x, y) for x, y, _ in stream], copies)
+
+
+# --------------------------------------------------------------------------------------------------------------- tasks
+
+
+def test_without_tasks_it_works_or_says_that_it_cannot(method: str) -> None:
+    learner = make(method)
+    if learner.task_aware:
+        before = learner.state_dict()
+        with pytest.raises(RehearseError, match="task"):
+            learner.observe(*rows(5, 0, [0, 1]))
+        assert_same(learner.state_dict(), before)
+        return
+    for x, y, _ in tiny_stream():
+        learner.observe(x, y)
+    assert learner.task is None
+    assert len(learner.predict(x)) == len(x)
+
+
+def test_what_is_replayed_enters_the_gradient(method: str) -> None:
+    """With the memory emptied the parameters go another way."""
+    learner = trained(method)
+    if "memory" not in vars(learner):
+        pytest.skip("stores nothing")
+    emptied = make(method)
+    emptied.load_state_dict(learner.state_dict())
+    memory: Any = vars(emptied)["memory"]
+    assert memory.forget(predicate=lambda held: torch.ones(len(held), dtype=torch.bool)) > 0
+    for x, y, task in tiny_stream()[12:]:
+        learner.observe(x, y, task)
+        emptied.observe(x, y, task)
+    assert differences(learner.model.state_dict(), emptied.model.state_dict())
+
+
+# -------------------------------------------------------------------------------------------------------- random state
+
+
+def test_seeds_decide_everything(method: str, network: str) -> None:
+    states = []
+    for seed, noise in ((3, 1), (3, 2), (4, 1)):
+        torch.manual_seed(noise)
+        np.random.seed(noise)  # noqa: NPY002
+        learner = make(method, network=network, seed=seed)
+        run(learner, tiny_stream())
+        states.append(learner.state_dict())
+    assert_same(states[0], states[1])
+    assert differences(states[0]["model"], states[2]["model"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_nothing_global_is_changed(method: str, network: str, training: bool) -> None:
+    before = world()
+    learner = make(method, network=network)
+    assert_same(world(), before)
+    for module in modules(learner):
+        module.train(training)
+    around = [{key: outside(module)[key] for key in ("modes", "requires_grad", "grad")} for module in modules(learner)]
+    run(learner, tiny_stream())
+    learner.load_state_dict(learner.state_dict())
+    assert_same(world(), before)
+    now = [{key: outside(module)[key] for key in ("modes", "requires_grad", "grad")} for module in modules(learner)]
+    assert_same(now, around)
+
+
+def test_it_learns_also_where_gradients_are_off(method: str) -> None:
+    one, other = make(method), make(method)
+    run(one, tiny_stream())
+    with torch.no_grad():
+        run(other, tiny_stream())
+    assert_same(one.state_dict(), other.state_dict())
+
+
+# --------------------------------------------------------------------------------------------------------------- state
+
+
+@pytest.mark.parametrize("stop", [0, 5, 8, 11])
+def test_a_loaded_learner_goes_on_bit_for_bit(method: str, network: str, stop: int, tmp_path: Path) -> None:
+    """From the start, inside a task and between two; through torch's safe loader, into a learner of another seed."""
+    stream = tiny_stream()
+    whole = make(method, network=network)
+    run(whole, stream, stop=stop)
+    torch.save(whole.state_dict(), tmp_path / "state.pt")
+    run(whole, stream, start=stop)
+    resumed = make(method, network=network, seed=9)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    run(resumed, stream, start=stop)
+    assert_same(resumed.state_dict(), whole.state_dict())
+    x, _ = rows(30, 5, [0, 1, 2, 3])
+    assert_same(resumed.predict_proba(x), whole.predict_proba(x))
+
+
+def test_a_state_is_a_copy_and_loading_does_not_tie_to_it(method: str) -> None:
+    learner = trained(method)
+    state = learner.state_dict()
+    other = make(method)
+    other.load_state_dict(state)
+    kept = learner.state_dict()
+    run(learner, tiny_stream(), start=12)
+    run(other, tiny_stream(), start=12)
+    assert_same(state, kept)
+
+
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(method: str) -> None:
+    state = trained(method, network="batchnorm").state_dict()
+    learner = trained(method)
+    before = learner.state_dict()
+    for bad in (state, {**before, "learner": "Other"}, {k: v for k, v in before.items() if k != "optimizer"}, {}):
+        with pytest.raises(CheckpointError):
+            learner.load_state_dict(bad)
+        assert_same(learner.state_dict(), before)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+X, Y = rows(5, 77, [2, 3])
+BAD: dict[str, tuple[Any, Any, Any]] = {
+    "wrong shape": (torch.rand(5, 1, 2, 5), Y, 1),
+    "no shape": (torch.tensor(1.0), Y, 1),
+    "NaN": (torch.where(torch.arange(8).view(1, 2, 4) == 3, torch.nan, X), Y, 1),
+    "infinite": (torch.where(torch.arange(8).view(1, 2, 4) == 3, torch.inf, X), Y, 1),
+    "label too large": (X, torch.tensor([2, 3, 2, 3, 4]), 1),
+    "label negative": (X, torch.tensor([2, 3, 2, 3, -1]), 1),
+    "labels of floats": (X, Y.float(), 1),
+    "labels of text": (X, ["a"] * 5, 1),
+    "labels in two dimensions": (X, Y[:, None], 1),
+    "no labels": (X, None, 1),
+    "empty": (X[:0], Y[:0], 1),
+    "lengths": (X, Y[:4], 1),
+    "complex": (X.to(torch.complex64), Y, 1),
+    "text": ("digits", Y, 1),
+    "nothing": (None, Y, 1),
+    "tasks too few": (X, Y, [1, 1]),
+    "task negative": (X, Y, -1),
+    "task of floats": (X, Y, 1.5),
+    "task of text": (X, Y, "second"),
+    "overflow": (X * 1e38, Y, 1),
+}
+
+
+def refused(learner: Learner, x: Any, y: Any, task: Any) -> bool:
+    try:
+        learner.observe(x, y, task)
+    except RehearseError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("updates", [1, 3])
+def test_bad_input_is_refused_and_changes_nothing(method: str, network: str, updates: int) -> None:
+    learner = trained(method, network=network, updates=updates)
+    before = (learner.state_dict(), [outside(module) for module in modules(learner)], world())
+    for name, (x, y, task) in BAD.items():
+        assert refused(learner, x, y, task), name
+        now = (learner.state_dict(), [outside(module) for module in modules(learner)], world())
+        assert not differences(now, before), (name, differences(now, before))
+    learner.observe(X, Y, 1)
+    assert differences(learner.state_dict(), before[0])
+
+
+def test_the_first_batch_can_be_bad_too(method: str) -> None:
+    learner = make(method)
+    before = learner.state_dict()
+    for x, y, task in BAD.values():
+        with pytest.raises(RehearseError):
+            learner.observe(x, y, task)
+        assert_same(learner.state_dict(), before)
+    run(learner, tiny_stream())
+
+
+def test_another_dtype_than_before_is_refused_where_rows_are_stored(method: str) -> None:
+    learner = trained(method)
+    before = learner.state_dict()
+    if "memory" in vars(learner):
+        for x, y in ((X.double(), Y), (X, Y.int()), ((X * 255).to(torch.uint8), Y)):
+            with pytest.raises(RehearseError, match="those before"):
+                learner.observe(x, y, 1)
+            assert_same(learner.state_dict(), before)
+    else:
+        assert np.isfinite(learner.observe(X.double(), Y.int(), 1).incoming_loss)
+
+
+def test_a_step_that_ruins_the_next_update_is_taken_back(method: str) -> None:
+    """An absurd learning rate: the first of three updates is finite, what follows is not."""
+    learner = make(method, lr=1e30, updates=3)
+    before = learner.state_dict()
+    with pytest.raises(RehearseError, match="finite"):
+        learner.observe(*rows(5, 0, [0, 1]), 0)
+    assert_same(learner.state_dict(), before)
+
+
+def test_bad_input_to_predict_is_refused(method: str) -> None:
+    learner = trained(method)
+    before = learner.state_dict()
+    for name in ("wrong shape", "no shape", "NaN", "infinite", "complex", "text", "nothing"):
+        for predict in (learner.predict, learner.predict_proba):
+            with pytest.raises(RehearseError):
+                predict(BAD[name][0])
+    assert_same(learner.state_dict(), before)
+
+
+def test_optimisers_that_need_a_closure_are_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.optim, "SGD", lambda parameters, lr: torch.optim.LBFGS(parameters, lr=lr))
+    with pytest.raises(RehearseError, match="LBFGS"):
+        make(method)
+
+
+# -------------------------------------------------------------------------------------------------------------- memory
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())  # isinstance would wake lazy proxies
+
+
+def test_nothing_piles_up(method: str) -> None:
+    learner = make(method)
+    stream = tiny_stream(4)
+    counts = []
+    for _ in range(4):
+        for x, y, task in stream * 3:
+            learner.observe(x, y, task)
+        counts.append(live_tensors())
+    assert counts[-1] <= counts[1], counts
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc here")
+def test_ten_thousand_steps_take_no_more_memory_than_one_thousand() -> None:
+    learner = make("er-mir")
+    stream = tiny_stream(size=2)
+    for step in range(10_000):
+        learner.observe(*stream[step % len(stream)])
+        if step == 999:
+            before = resident()
+    assert resident() - before < 8_000_000
