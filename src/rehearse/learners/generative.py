@@ -282,6 +282,11 @@ class GenerativeReplay(Learner):
             loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=self._forward_prepared(batch.x)))
             recalled = None
         else:
+            if batch.x.shape[1:] != replay.x.shape[1:]:
+                raise InvalidInput(
+                    f"inputs of this batch have shape {tuple(batch.x.shape[1:])} a row, "
+                    f"those that the generator makes have {tuple(replay.x.shape[1:])}"
+                )
             scores = self._forward_prepared(torch.cat([batch.x, replay.x]))
             incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
             recalled = mean_loss(soft_cross_entropy(scores[len(batch) :], replay.probabilities))
