@@ -1,0 +1,141 @@
+"""The names on the command line: how a spec is resolved, what is refused, what is built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rehearse import Finetune, MostInterfered, Replay, Uniform
+from rehearse.compute import prepare_symmetric, prepare_unit
+from rehearse.errors import InvalidInput
+from rehearse.methods import COMMON, METHODS, Problem, build, find_method, prepare_for, resolve
+from rehearse.spec import Spec, load_spec_values, named_specs
+from rehearse.streams import STREAMS
+from sameness import assert_same, differences
+
+
+def tiny(spec: Spec) -> Any:
+    return build(spec, Problem(10, 5, (4,), prepare_unit, lambda: nn.Linear(4, 10)))
+
+
+def test_the_papers_settings_are_those_of_the_stream() -> None:
+    spec = resolve("er-mir", "split-mnist")
+    assert (spec.lr, spec.capacity, spec.candidates, spec.criterion) == (0.05, 500, 50, "mi2")
+    assert (spec.updates, spec.budget, spec.exclude_current_task) == (1, 10, True)
+    cifar = resolve("er-mir", "split-cifar10")
+    assert (cifar.lr, cifar.criterion, cifar.network, cifar.batchnorm) == (0.1, "mi1", "resnet18", "published")
+    mini = resolve("er-mir", "split-miniimagenet")
+    assert (mini.candidates, mini.updates, mini.capacity) == (25, 3, 10_000)
+
+
+def test_plain_replay_is_plain() -> None:
+    """ER takes candidates only on request: then it is the control."""
+    for stream in STREAMS:
+        assert resolve("er", stream).candidates is None
+    assert tiny(resolve("er", "split-mnist")).retrieval.candidates is None
+    assert tiny(resolve("er", "split-mnist", {"candidates": 30})).retrieval.candidates == 30
+    assert tiny(resolve("er", "split-mnist", {"candidates": "all"})).retrieval.candidates == 500
+
+
+@pytest.mark.parametrize("stream", sorted(STREAMS))
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_resolves_on_every_stream(method: str, stream: str) -> None:
+    spec = resolve(method, stream)
+    known = METHODS[method]
+    assert (spec.method_version, spec.stream_version) == (known.version, STREAMS[stream].version)
+    assert spec.options.keys() == known.options.keys()
+    for name in COMMON - known.uses:
+        assert getattr(spec, name) is None, name
+    for name in known.uses & {"capacity", "updates"}:
+        assert getattr(spec, name) is not None, name
+    assert Spec.from_dict(spec.to_dict()).key == spec.key
+    assert resolve(method, stream, spec.to_dict()).key == spec.key
+
+
+def test_what_a_method_does_not_use_does_not_change_its_key() -> None:
+    plain = resolve("finetune", "split-mnist")
+    assert resolve("finetune", "split-mnist", {"memory": 20, "candidates": 7, "criterion": "mi1"}).key == plain.key
+    assert resolve("finetune", "split-mnist", {"updates": 5}).key != plain.key
+
+
+def test_later_layers_win_and_memory_and_capacity_are_one_thing() -> None:
+    assert resolve("er", "split-mnist", {"memory": 20}).capacity == 200
+    assert resolve("er", "split-miniimagenet", {"memory": 1}).capacity == 100
+    assert resolve("er", "split-mnist", {"capacity": 123}).capacity == 123
+    assert resolve("er", "split-mnist", {"capacity": 123}, {"memory": 2}).capacity == 20
+    assert resolve("er", "split-mnist", {"memory": 2}, {"capacity": 123}).capacity == 123
+    assert resolve("er", "split-mnist", {"lr": 0.3}, {"lr": 0.4}).lr == 0.4
+
+
+@pytest.mark.parametrize(
+    ("method", "stream", "layer", "words"),
+    [
+        ("er-mri", "split-mnist", {}, "no method 'er-mri'"),
+        ("er", "split-mnits", {}, "no stream 'split-mnits'"),
+        ("er", "split-mnist", {"colour": 1}, "no setting colour"),
+        ("er", "split-mnist", {"options": {"margin": 1}}, "er has no option margin"),
+        ("er", "split-mnist", {"memory": 5, "capacity": 5}, "not both"),
+        ("er", "split-mnist", {"memory": 0}, "memory is 0"),
+        ("er", "split-mnist", {"memory": 2.5}, "memory is 2.5"),
+        ("er", "split-mnist", {"capacity": 0}, "capacity is 0"),
+        ("er", "split-mnist", {"lr": "fast"}, "lr is 'fast'"),
+        ("er-mir", "split-mnist", {"candidates": "many"}, "candidates is 'many'"),
+    ],
+)
+def test_refusals(method: str, stream: str, layer: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        resolve(method, stream, layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [({"criterion": "mi3"}, "mi3"), ({"batchnorm": "none"}, "none"), ({"precision": "half"}, "half")],
+)
+def test_refusals_when_building(layer: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        tiny(resolve("er-mir", "split-mnist", layer))
+
+
+def test_what_is_built() -> None:
+    learner = tiny(
+        resolve("er-mir", "split-mnist", {"updates": 3, "budget": 7, "lr": 0.3, "seed": 4, "batchnorm": "joint"})
+    )
+    assert isinstance(learner, Replay)
+    assert isinstance(learner.retrieval, MostInterfered)
+    assert (learner.updates, learner.budget, learner.batchnorm, learner.memory.capacity) == (3, 7, "joint", 500)
+    assert (learner.retrieval.candidates, learner.retrieval.criterion) == (50, "mi2")
+    assert [group["lr"] for group in learner.optimizer.param_groups] == [0.3]
+    assert tiny(resolve("er-mir", "split-mnist", {"candidates": "all"})).retrieval.candidates is None
+    er = tiny(resolve("er", "split-mnist", {"exclude_current_task": False}))
+    assert isinstance(er.retrieval, Uniform)
+    assert not er.exclude_current_task
+    assert isinstance(tiny(resolve("iid-online", "split-mnist")), Finetune)
+    assert [find_method(name).iid_epochs for name in ("finetune", "iid-online", "iid-offline")] == [0, 1, 5]
+
+
+def test_with_one_seed_all_methods_start_from_the_same_weights() -> None:
+    weights = [
+        tiny(resolve(method, "split-mnist", {"seed": seed})).model.state_dict()
+        for method, seed in (("er", 1), ("er-mir", 1), ("finetune", 1), ("er", 2))
+    ]
+    assert_same(weights[0], weights[1])
+    assert_same(weights[0], weights[2])
+    assert differences(weights[0], weights[3])
+    before = torch.get_rng_state()
+    tiny(resolve("er", "split-mnist"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_scalings() -> None:
+    assert prepare_for("unit") is prepare_unit
+    assert prepare_for("symmetric") is prepare_symmetric
+
+
+def test_named_specs_resolve() -> None:
+    for name in named_specs():
+        values = load_spec_values(name)
+        spec = resolve(values["method"], values["stream"], values)
+        assert (spec.method, spec.stream) == (values["method"], values["stream"])
