@@ -47,13 +47,17 @@
     mark.classList.add("current");
     tip.textContent = mark.dataset.tip;
     tip.hidden = false;
-    const place = mark.getBoundingClientRect();
+    place();
+  }
+  function place() {
+    if (!current) return;
+    const mark = current.getBoundingClientRect();
     const size = tip.getBoundingClientRect();
-    const left = place.left + place.width / 2 - size.width / 2;
-    const above = place.top - size.height - 8;
+    const left = mark.left + mark.width / 2 - size.width / 2;
+    const above = mark.top - size.height - 8;
     const limit = root.clientWidth - size.width - 8;
     tip.style.left = `${Math.max(8, Math.min(left, limit))}px`;
-    tip.style.top = `${above > 8 ? above : place.bottom + 8}px`;
+    tip.style.top = `${above > 8 ? above : mark.bottom + 8}px`;
   }
   function hide() {
     if (current) current.classList.remove("current");
@@ -65,7 +69,8 @@
     if (mark) show(mark); else if (current && event.pointerType !== "touch") hide();
   });
   document.addEventListener("pointerdown", (event) => { if (!event.target.closest("[data-tip]")) hide(); });
-  addEventListener("scroll", hide, { passive: true });
+  addEventListener("scroll", place, { passive: true });
+  addEventListener("resize", place);
 
   const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   function walk(chart, [down, right]) {
