@@ -9,7 +9,7 @@ import typer
 
 from .. import __version__
 from ..errors import RehearseError
-from . import data, report, reproduce, run
+from . import data, report, reproduce, run, tune
 from .console import errors
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ def _main(
 
 app.command("run")(run.run)
 app.command("reproduce")(reproduce.reproduce)
+app.command("tune")(tune.tune_command)
 app.command("report")(report.report)
 app.command("show")(run.show)
 app.command("methods")(run.methods)

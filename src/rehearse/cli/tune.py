@@ -1,0 +1,63 @@
+"""`rehearse tune`: hyper-parameters chosen on the validation split."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..campaign.events import Told
+from ..campaign.tune import SEEDS, Search, Tried, tune
+from ..experiment import Settings
+from ..methods import find_method
+from ..report.progress import label
+from .console import errors, output
+from .engine import CheckpointSeconds, DataDir, Jobs
+
+
+def tune_command(
+    method: Annotated[str, typer.Argument(help="The method whose settings are searched; see `rehearse methods`.")],
+    stream: Annotated[str, typer.Option(help="The stream on whose validation split they are judged.")],
+    trials: Annotated[int, typer.Option(help="How many settings to try in all, earlier calls included.")] = 20,
+    seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = SEEDS,
+    memory: Annotated[int | None, typer.Option(help="Memories per class, not searched.")] = None,
+    samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
+    out: Annotated[Path, typer.Option(help="Where trials and runs are kept; the same command goes on.")] = Path(
+        "runs/tune"
+    ),
+    jobs: Jobs = None,
+    data_dir: DataDir = None,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+) -> None:
+    """Search the published values for the setting with the best validation accuracy (extra rehearse-torch[tune]).
+
+    Writes it as OUT/METHOD-STREAM.toml, which `rehearse run --spec` takes. Test sets play no part in the choice.
+    """
+    find_method(method)
+    fixed: dict[str, Any] = {"memory": memory, "samples_per_task": samples_per_task}
+    fixed = {name: value for name, value in fixed.items() if value is not None}
+    search = Search(method, stream, out, fixed, seeds)
+    settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
+    try:
+        with closing(tune(search, trials, settings, jobs)) as events:  # type: ignore[type-var]
+            for event in events:
+                if isinstance(event, Tried):
+                    errors.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+                elif isinstance(event, Told):
+                    errors.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
+    except KeyboardInterrupt:
+        errors.print(f"stopped; the same command goes on from {out}", soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from None
+    if not search.best_file.exists():
+        errors.print("no setting could be carried to its end", style="red")
+        raise typer.Exit(1)
+    output.print(search.best_file.read_text("utf-8"), highlight=False, markup=False, soft_wrap=True, end="")
+    output.print(f"rehearse run --spec {search.best_file}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _line(tried: Tried) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in tried.chosen.items())
+    value = "" if tried.value is None else f", validation accuracy {100 * tried.value:.1f} %"
+    return f"trial {tried.number} {tried.state}{value}{tried.error and ': '}{tried.error} ({chosen})"
