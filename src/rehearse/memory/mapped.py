@@ -31,13 +31,13 @@ from torch import Tensor
 
 from ..batch import Tree
 from ..errors import CheckpointError, InvalidInput, InvalidType
-from .journal import CHUNK, FORGOTTEN, ROW, Bytes, Journal, generations, kinds_of
+from .journal import CHUNK, FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
 from .layout import Layout
 
 MAGIC: Final = b"REHROWS\0"
 VERSION: Final = 1
 FIXED: Final = struct.Struct("<8sIIQ16sQ")  # magic, version, length of the layout's text, capacity, name, checksum
-COUNTER: Final = struct.Struct("<QI")  # the last generation given out, and its checksum; rewritten in place
+COUNTER: Final = struct.Struct("<QQI")  # the last generation given out, the last confirmed, a checksum; rewritten
 PAGE: Final = 4096
 
 Slots = NDArray[np.int64]
@@ -51,7 +51,8 @@ class MappedFile:
         self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 where there is none
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
         self._moved = False
-        self._generation = self._last = 0  # the last checkpoint of this history, and of all that were ever tried
+        self._generation = 0  # the last checkpoint of this history
+        self._last = self._confirmed = 0  # the last of all that were ever tried, and the last that is known to be safe
         self._name = b""
         self._layout: Layout | None = None
         self._raw: Tensor | None = None
@@ -71,7 +72,7 @@ class MappedFile:
         if self.path.exists():
             with _opened(self.path) as descriptor:
                 _lock(descriptor, self.path)
-                if _Header.read(descriptor, self.path).last:
+                if _Header.read(descriptor, self.path).confirmed:
                     raise InvalidInput(
                         f"{self.path} holds the rows of an earlier run: load its checkpoint to go on, or delete the "
                         "file to start anew"
@@ -83,7 +84,7 @@ class MappedFile:
         """Lay out a new file for rows that look like these."""
         self.check_start()
         layout, name = Layout.of(x, columns), os.urandom(16)
-        header = _Header(layout.text, self.capacity, name, 0)
+        header = _Header(layout.text, self.capacity, name)
         size = header.size + self.capacity * layout.row_bytes
         temporary = self.path.with_name(f"{self.path.name}.new")
         try:
@@ -94,6 +95,8 @@ class MappedFile:
                 os.posix_fallocate(descriptor, 0, size)
                 os.pwrite(descriptor, header.content(), 0)
                 os.fsync(descriptor)
+            for generation in generations(self.path):  # of a run that was killed before its first checkpoint was safe
+                journal_path(self.path, generation).unlink()
             os.replace(temporary, self.path)
         except OSError as problem:
             with contextlib.suppress(OSError):
@@ -128,9 +131,10 @@ class MappedFile:
         except BaseException:
             os.close(descriptor)
             raise
-        self._map, self._descriptor, self._counter_at = mapped, descriptor, FIXED.size
+        self._map, self._descriptor = mapped, descriptor
         self._close = weakref.finalize(self, _release, descriptor)
-        self._name, self._last, self._layout = header.name, header.last, layout
+        self._name, self._layout = header.name, layout
+        self._last, self._confirmed = header.last, header.confirmed
         rows = np.frombuffer(mapped, dtype=np.uint8, offset=header.size, count=self.capacity * layout.row_bytes)
         self._rows = rows.reshape(self.capacity, layout.row_bytes)
         self._raw = torch.from_numpy(self._rows)
@@ -199,7 +203,7 @@ class MappedFile:
         if self._moved or not self._generation:
             self.sync()
             self._last += 1
-            os.pwrite(self._descriptor, _counter(self._last), self._counter_at)
+            self._write_counter()
             self._journal(self._last).create()
             self._generation, self._moved = self._last, False
             self._touched[:] = False
@@ -213,9 +217,14 @@ class MappedFile:
 
     def confirm(self, state: dict[str, Any]) -> None:
         """This checkpoint is safe: nobody will go back further."""
+        self._confirmed = max(self._confirmed, int(state["generation"]))
+        self._write_counter()
         for journal in self._journals():
             if journal.generation < state["generation"]:
                 journal.delete()
+
+    def _write_counter(self) -> None:
+        os.pwrite(self._descriptor, _counter(self._last, self._confirmed), FIXED.size)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Go back to a checkpoint: the columns, and the slots whose rows were forgotten since and stay so.
@@ -327,14 +336,15 @@ class _Plan:
 class _Header:
     """What stands before the rows: the layout, the file's own name, and the count of its checkpoints."""
 
-    def __init__(self, layout: str, capacity: int, name: bytes, last: int) -> None:
-        self.layout, self.capacity, self.name, self.last = layout, capacity, name, last
+    def __init__(self, layout: str, capacity: int, name: bytes, last: int = 0, confirmed: int = 0) -> None:
+        self.layout, self.capacity, self.name = layout, capacity, name
+        self.last, self.confirmed = last, confirmed
         self.size = -(-(FIXED.size + COUNTER.size + len(layout.encode())) // PAGE) * PAGE
 
     def content(self) -> bytes:
         text = self.layout.encode()
         fixed = FIXED.pack(MAGIC, VERSION, len(text), self.capacity, self.name, self._checksum())
-        return fixed + _counter(self.last) + text
+        return fixed + _counter(self.last, self.confirmed) + text
 
     def _checksum(self) -> int:
         return zlib.crc32(self.layout.encode() + self.name + struct.pack("<IQ", VERSION, self.capacity))
@@ -345,18 +355,18 @@ class _Header:
         if len(content) < FIXED.size + COUNTER.size or content[: len(MAGIC)] != MAGIC:
             raise CheckpointError(f"{path} is not a file of a memory's rows")
         _, version, length, capacity, name, checksum = FIXED.unpack_from(content)
-        last, _ = COUNTER.unpack_from(content, FIXED.size)
+        last, confirmed, _ = COUNTER.unpack_from(content, FIXED.size)
         if version > VERSION:
             raise CheckpointError(f"{path} has format version {version}, written by a newer rehearse")
         text = os.pread(descriptor, length, FIXED.size + COUNTER.size)
-        header = cls(text.decode(errors="replace"), capacity, name, last)
-        if header._checksum() != checksum or content[FIXED.size :] != _counter(last):
+        header = cls(text.decode(errors="replace"), capacity, name, last, confirmed)
+        if header._checksum() != checksum or content[FIXED.size :] != _counter(last, confirmed):
             raise CheckpointError(f"the head of {path} is damaged")
         return header
 
 
-def _counter(last: int) -> bytes:
-    return COUNTER.pack(last, zlib.crc32(struct.pack("<Q", last)))
+def _counter(last: int, confirmed: int) -> bytes:
+    return COUNTER.pack(last, confirmed, zlib.crc32(struct.pack("<QQ", last, confirmed)))
 
 
 def _digest(row: Bytes) -> int:
