@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -213,8 +213,8 @@ def batchnorms(model: nn.Module) -> list[_BatchNorm]:
 
 
 @contextlib.contextmanager
-def _modes_restored(model: nn.Module) -> Iterator[list[tuple[nn.Module, bool]]]:
-    modes = [(module, module.training) for module in model.modules()]
+def _modes_restored(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Module, bool]]]:
+    modes = [(module, module.training) for module in modules]
     try:
         yield modes
     finally:
@@ -227,18 +227,21 @@ def _set_mode(module: nn.Module, training: bool) -> None:
 
 
 @contextlib.contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """Train mode. Parts that were put in eval mode inside a training model stay so: somebody froze them."""
-    with _modes_restored(model):
+def training_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
+    """Train mode. Parts that were put in eval mode inside a training model stay so: somebody froze them.
+
+    ``modules`` are the model's, for those who know them already.
+    """
+    with _modes_restored(model.modules() if modules is None else modules):
         if not model.training:
             model.train()
         yield
 
 
 @contextlib.contextmanager
-def scoring_mode(model: nn.Module) -> Iterator[None]:
+def scoring_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> Iterator[None]:
     """Everything in eval mode (no dropout), batch-norm alone as in training: with the statistics of the batch."""
-    with _modes_restored(model) as modes:
+    with _modes_restored(model.modules() if modules is None else modules) as modes:
         frozen_parts = model.training
         for module, training in modes:
             _set_mode(module, isinstance(module, _BatchNorm) and (training or not frozen_parts))
@@ -247,6 +250,6 @@ def scoring_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    with _modes_restored(model):
+    with _modes_restored(model.modules()):
         model.eval()
         yield

@@ -19,19 +19,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from .errors import InvalidInput
+from .parts import Parts, Stepped, stepped_parameters
 
 Gradient = Mapping[str, Tensor]
-
-
-def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[Tensor, dict[str, Any]]]:
-    """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    stepped: dict[str, tuple[Tensor, dict[str, Any]]] = {}
-    for prefix, module in model.named_modules():  # what named_parameters does, in a quarter of its time
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.requires_grad and id(parameter) in groups:
-                stepped[f"{prefix}.{name}" if prefix else name] = (parameter, groups.pop(id(parameter)))
-    return stepped
 
 
 def rate(group: Mapping[str, Any]) -> float:
@@ -85,22 +75,24 @@ class Use(NamedTuple):
 
 
 @contextlib.contextmanager
-def linear_uses(model: nn.Module) -> Iterator[list[Use]]:
+def linear_uses(parts: Parts) -> Iterator[list[Use]]:
     """Inside the block linear layers hide their weight from autograd and note how they are used instead.
 
-    For `loss_gradient`, which must be called inside the block too. Any other use of the same weight is left to
+    For `gradient_of`, which must be called inside the block too. Any other use of the same weight is left to
     autograd and added. A layer whose factors would be no smaller than its weight is left alone.
     """
     uses: list[Use] = []
-    with _replaced_forwards({linear: _noting(linear, uses) for linear in _plain_linears(model)}):
+    with _replaced_forwards({linear: _noting(linear, uses) for linear in parts.linears}):
         yield uses
 
 
-def loss_gradient(
-    loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer, uses: Sequence[Use] = ()
-) -> Gradient:
+def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> Gradient:
+    """∇loss by parameter name, without touching ``.grad``."""
+    return gradient_of(loss, stepped_parameters(model, optimizer))
+
+
+def gradient_of(loss: Tensor, stepped: Stepped, uses: Sequence[Use] = ()) -> Gradient:
     """∇loss by parameter name, without touching ``.grad``; factored where linear layers were noted."""
-    stepped = stepped_parameters(model, optimizer)
     parameters = [parameter for parameter, _ in stepped.values()]
     if not uses:
         values = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -151,13 +143,11 @@ class Foreseen:
     Where the first linear layer sees the same input in both, its second output is a correction of the first.
     """
 
-    def __init__(
-        self, model: nn.Module, factors: Mapping[str, Factors], stepped: Mapping[str, tuple[Tensor, dict[str, Any]]]
-    ) -> None:
-        names = {id(stepped[name][0]): name for name in factors if name in stepped}
-        layers = {linear: names[id(linear.weight)] for linear in _plain_linears(model) if id(linear.weight) in names}
+    def __init__(self, parts: Parts, factors: Mapping[str, Factors]) -> None:
+        names = {id(parts.stepped[name][0]): name for name in factors if name in parts.stepped}
+        layers = {linear: names[id(linear.weight)] for linear in parts.linears if id(linear.weight) in names}
         self.weights = set(layers.values())
-        self._layers = {linear: (factors[name], rate(stepped[name][1])) for linear, name in layers.items()}
+        self._layers = {linear: (factors[name], rate(parts.stepped[name][1])) for linear, name in layers.items()}
         self._stepped = False
         self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
         self._passed: set[nn.Linear] = set()
@@ -207,15 +197,6 @@ class Foreseen:
 # --------------------------------------------------------------------------------------------- linear layers at work
 
 
-def _plain_linears(model: nn.Module) -> list[nn.Linear]:
-    """Linear layers that are what torch made them: not subclassed, parametrised or patched."""
-    return [
-        module
-        for module in model.modules()
-        if type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters
-    ]
-
-
 def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
@@ -235,9 +216,9 @@ def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
 @contextlib.contextmanager
 def _replaced_forwards(forwards: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> Iterator[None]:
     for linear, forward in forwards.items():
-        linear.forward = forward  # type: ignore[method-assign, assignment]
+        vars(linear)["forward"] = forward
     try:
         yield
     finally:
         for linear in forwards:
-            del linear.forward
+            del vars(linear)["forward"]

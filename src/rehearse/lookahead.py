@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -17,12 +18,12 @@ from torch.func import functional_call
 from .batch import Batch, Tree
 from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
-from .gradients import FactoredGradient, Factors, Foreseen, rate, stepped_parameters
+from .gradients import FactoredGradient, Factors, Foreseen, rate
 from .gradients import Gradient as Gradient
 from .heads import find_head, head_inputs
 from .losses import as_loss
-
-Stepped = Mapping[str, tuple[Tensor, dict[str, Any]]]
+from .parts import Parts, Stepped, parts_of
+from .parts import stepped_parameters as stepped_parameters
 
 
 class Lookahead:
@@ -45,6 +46,7 @@ class Lookahead:
         layers: Literal["all", "head"] = "all",
         prepare: Callable[[Tree], Tree] | None = None,
         computation: Computation | None = None,
+        parts: Callable[[], Parts] | None = None,
     ) -> None:
         if virtual_step not in ("sgd", "optimizer"):
             raise InvalidInput(f"virtual_step is {virtual_step!r}; it must be 'sgd' or 'optimizer'")
@@ -54,12 +56,13 @@ class Lookahead:
         self.virtual_step, self.layers = virtual_step, layers
         self.prepare = prepare or prepare_for_model(model)
         self.computation = computation or Computation(torch.float32, torch.float32, channels_last=False)
+        self._parts = parts or functools.partial(parts_of, model, optimizer)
         self.statistics: dict[str, Tensor] = {}  # the buffers as the last pass under θ would leave them
         self.rows_passed = 0
 
     def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
         """θᵛ by name; parameters that the step would not move are given as they are."""
-        moved = self._moved(gradient, stepped_parameters(self.model, self.optimizer))
+        moved = self._moved(gradient, self._parts().stepped)
         return {name: moved.get(name, parameter.detach()) for name, parameter in self.model.named_parameters()}
 
     def _moved(self, gradient: Gradient, stepped: Stepped, but: Collection[str] = ()) -> dict[str, Tensor]:
@@ -74,26 +77,26 @@ class Lookahead:
 
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
-        stepped = stepped_parameters(self.model, self.optimizer)
-        linears = Foreseen(self.model, self._factors(gradient), stepped)
-        foreseen = self._moved(gradient, stepped, but=linears.weights)
-        batch, x = self._ready(batch)
-        with self._scoring(), linears.installed():
+        parts = self._parts()
+        linears = Foreseen(parts, self._factors(gradient))
+        foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
+        batch, x = self._ready(batch, parts)
+        with self._scoring(parts), linears.installed():
             if self.layers == "head":
                 name, head = find_head(self.model)
                 with head_inputs(head) as seen:
-                    before = self._scores(x, {})
+                    before = self._scores(x, {}, parts)
                 if not torch.equal(head(seen[-1]), before):
                     raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
                 after = functional_call(head, _of_module(foreseen, name), (seen[-1],))
             else:
-                before = self._scores(x, {})
+                before = self._scores(x, {}, parts)
                 statistics = self.statistics
                 linears.step()
-                after = self._scores(x, foreseen)
+                after = self._scores(x, foreseen, parts)
                 if not linears.complete:  # a weight may have been used behind its layer's back: do it the plain way
                     linears.step(False)
-                    after = self._scores(x, self.foresee(gradient))
+                    after = self._scores(x, self.foresee(gradient), parts)
                 self.statistics = statistics
             return self.loss(before, batch, True), self.loss(after, batch, True)
 
@@ -104,35 +107,32 @@ class Lookahead:
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""
-        _, x = self._ready(batch)
-        with self._scoring():
-            self._scores(x, {})
+        parts = self._parts()
+        _, x = self._ready(batch, parts)
+        with self._scoring(parts):
+            self._scores(x, {}, parts)
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def _ready(self, batch: Batch) -> tuple[Batch, Tree]:
-        batch = batch.to(self._device)
+    def _ready(self, batch: Batch, parts: Parts) -> tuple[Batch, Tree]:
+        batch = batch.to(parts.device)
         return batch, self.computation.layout(self.prepare(batch.x))
 
     @contextlib.contextmanager
-    def _scoring(self) -> Iterator[None]:
+    def _scoring(self, parts: Parts) -> Iterator[None]:
         with (
             torch.no_grad(),
-            scoring_mode(self.model),
-            self.computation.autocast(self._device, scoring=True),
-            random_state_kept(self._device),
+            scoring_mode(self.model, parts.modules),
+            self.computation.autocast(parts.device, scoring=True),
+            random_state_kept(parts.device),
         ):
             yield
 
-    def _scores(self, x: Tree, parameters: Mapping[str, Tensor]) -> Tensor:
-        self.statistics = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+    def _scores(self, x: Tree, parameters: Mapping[str, Tensor], parts: Parts) -> Tensor:
+        self.statistics = parts.buffer_copies()
         arguments, keywords = call_arguments(x)
         replaced = {**parameters, **self.statistics}
         scores: Tensor
         if replaced:
-            scores = functional_call(self.model, replaced, arguments, keywords)
+            scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
         else:
             scores = self.model(*arguments, **keywords)
         self.rows_passed += len(scores)

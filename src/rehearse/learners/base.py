@@ -24,12 +24,13 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, Use, stepped_parameters
+from ..gradients import Gradient, Use, gradient_of
 from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
 from ..lookahead import call_arguments
 from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
+from ..parts import Parts, Stepped, parts_of, stepped_parameters
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
 
@@ -87,6 +88,7 @@ class Learner(ABC):
         self.kind: Kind | None = self.loss.kind
         self.rows_observed = 0
         self._rows_passed = 0
+        self._held_parts: Parts | None = None
         self.moves = 0  # steps taken: whatever is derived from the model is as old as this says
         self._least_outputs = outputs(model)
 
@@ -253,12 +255,13 @@ class Learner(ABC):
 
         ``parameters`` says that the block may take more than one step, so that their start must be kept too.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self._held_parts = parts = parts_of(self.model, self.optimizer)
+        buffers = parts.buffer_copies()
         random, counts = self.random.get(), (self._rows_passed, self.moves)
         weights = {name: p.detach().clone() for name, p in self.model.named_parameters()} if parameters else {}
         optimizer = copy.deepcopy(self.optimizer.state_dict()) if parameters else None
         try:
-            with torch.enable_grad(), training_mode(self.model), self.random:
+            with torch.enable_grad(), training_mode(self.model, parts.modules), self.random:
                 yield
         except BaseException:
             with torch.no_grad():
@@ -272,15 +275,22 @@ class Learner(ABC):
             self.random.set(random)
             self._rows_passed, self.moves = counts
             raise
+        finally:
+            self._held_parts = None
+
+    def _parts(self) -> Parts:
+        """What the model is made of; looked up once for a transaction."""
+        return self._held_parts or parts_of(self.model, self.optimizer)
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """The model's scores for stored or incoming rows; with ``buffers``, those are used and moved instead."""
-        return self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(self.device), x)), buffers)
+        device = self._parts().device
+        return self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(device), x)), buffers)
 
     def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         arguments, keywords = call_arguments(self.computation.layout(x))
         try:
-            with self.computation.autocast(self.device, scoring=False):
+            with self.computation.autocast(self._parts().device, scoring=False):
                 if buffers is None:
                     scores = self.model(*arguments, **keywords)
                 else:
@@ -297,14 +307,14 @@ class Learner(ABC):
     def _losses(self, batch: Batch, recalled: bool, scores: Tensor | None = None) -> Tensor:
         """One loss a row; passes the batch through the model unless its scores are given."""
         scores = self._forward(batch.x) if scores is None else scores
-        return self.loss(scores, batch.to(self.device), recalled)
+        return self.loss(scores, batch.to(self._parts().device), recalled)
 
     def _gradient(self, loss: Tensor, uses: Sequence[Use] = ()) -> Gradient:
         """∇loss by parameter name; cheaper where the pass was made inside `linear_uses`."""
-        return loss_gradient(loss, self.model, self.optimizer, uses)
+        return gradient_of(loss, self._parts().stepped, uses)
 
     def _apply(self, gradient: Gradient) -> None:
-        step_along(gradient, self.model, self.optimizer, self.clip)
+        step_along(gradient, self.model, self.optimizer, self.clip, self._parts().stepped)
         self.moves += 1
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
@@ -327,7 +337,11 @@ def mean_loss(losses: Tensor) -> Tensor:
 
 
 def step_along(
-    gradient: Gradient, model: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None = None
+    gradient: Gradient,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clip: float | None = None,
+    stepped: Stepped | None = None,
 ) -> None:
     """One step of the optimiser along this gradient, refused before anything moves if it is not finite.
 
@@ -343,7 +357,7 @@ def step_along(
     try:
         for parameter, _ in stood:
             parameter.grad = None
-        for name, (parameter, _) in stepped_parameters(model, optimizer).items():
+        for name, (parameter, _) in (stepped or stepped_parameters(model, optimizer)).items():
             parameter.grad = gradient.get(name)
         optimizer.step()
     finally:

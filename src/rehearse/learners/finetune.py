@@ -41,7 +41,7 @@ class Finetune(Learner):
         incoming = self._accept(x, y, task)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
-                with linear_uses(self.model) as uses:
+                with linear_uses(self._parts()) as uses:
                     loss = mean_loss(self._losses(incoming, recalled=False))
                     gradient = self._gradient(loss, uses)
                 self._apply(gradient)

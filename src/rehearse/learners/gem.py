@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree
 from ..errors import InvalidInput, InvalidType
-from ..gradients import Gradient, stepped_parameters
+from ..gradients import Gradient
 from ..memory import TaskRingMemory
+from ..parts import stepped_parameters
 from .base import Learner, Step, mean_loss
 from .replay import check_positive
 

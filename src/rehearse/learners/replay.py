@@ -86,6 +86,7 @@ class Replay(Learner):
             layers=getattr(self.retrieval, "layers", "all"),
             prepare=self.prepare,
             computation=self.computation,
+            parts=self._parts,
         )
         self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
 
@@ -121,8 +122,8 @@ class Replay(Learner):
 
         Where the gradient only serves the look-ahead, the statistics of batch-norm stay.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()} if self._joint else None
-        with linear_uses(self.model) as uses:
+        buffers = self._parts().buffer_copies() if self._joint else None
+        with linear_uses(self._parts()) as uses:
             scores = self._forward(incoming.x, buffers)
             loss = mean_loss(self._losses(incoming, False, scores))
             return self._gradient(loss, uses), loss.item(), to_remember(self.loss, scores)
@@ -134,7 +135,7 @@ class Replay(Learner):
         """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
         passed, self.lookahead.statistics = self.lookahead.statistics, {}
         if self.batchnorm == "published":
-            for name, buffer in self.model.named_buffers():
+            for name, buffer in self._parts().buffers().items():
                 if name in passed:
                     buffer.copy_(passed[name])
 
@@ -145,7 +146,7 @@ class Replay(Learner):
         if self._joint:
             return self._joint_step(incoming, recalled)
         assert recalled is not None
-        with linear_uses(self.model) as uses:
+        with linear_uses(self._parts()) as uses:
             loss = mean_loss(self._losses(recalled, recalled=True))
             replayed = self._gradient(loss, uses)
         self._apply(add_gradients(gradient, replayed, self.replay_weight))

@@ -1,0 +1,79 @@
+"""What a model is made of, looked up in one walk through its modules.
+
+Torch needs 30 µs to list the parameters of three layers, and a step of a small model asks a dozen times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Stepped = Mapping[str, tuple[Tensor, dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model's modules, and by name its buffers and the parameters that a step moves.
+
+    ``stepped`` has the parameters that are trainable and in the optimiser, each with its parameter group. ``linears``
+    are the linear layers that are what torch made them: not subclassed, parametrised or patched. ``tied`` says that
+    some parameter or buffer stands in more than one place.
+    """
+
+    modules: list[nn.Module]
+    linears: list[nn.Linear]
+    stepped: Stepped
+    device: torch.device
+    tied: bool
+    _buffers: list[tuple[str, dict[str, Tensor | None], str]]
+
+    def buffers(self) -> dict[str, Tensor]:
+        """The buffers as they are now: a module may put another tensor in the place of one."""
+        return {name: value for name, holder, key in self._buffers if (value := holder.get(key)) is not None}
+
+    def buffer_copies(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.buffers().items()}
+
+
+def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parts:
+    """The parts of a model as of now."""
+    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    modules: list[nn.Module] = []
+    stepped: dict[str, tuple[Tensor, dict[str, Any]]] = {}
+    buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
+    met: set[int] = set()
+    places = 0
+    device: torch.device | None = None
+    for prefix, module in model.named_modules():
+        modules.append(module)
+        start = f"{prefix}." if prefix else ""
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            places += 1
+            device = device or parameter.device
+            if id(parameter) not in met and parameter.requires_grad and id(parameter) in groups:
+                stepped[start + name] = (parameter, groups[id(parameter)])
+            met.add(id(parameter))
+        for name, buffer in module._buffers.items():
+            if buffer is None:
+                continue
+            places += 1
+            if id(buffer) not in met:
+                buffers.append((start + name, module._buffers, name))
+            met.add(id(buffer))
+    linears = [module for module in modules if _is_plain_linear(module)]
+    return Parts(modules, linears, stepped, device or torch.device("cpu"), places != len(met), buffers)  # type: ignore[arg-type]
+
+
+def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stepped:
+    """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
+    return parts_of(model, optimizer).stepped
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters
