@@ -59,6 +59,9 @@ class Settings:
     checkpoint_seconds: float = 30.0
     checkpoint_steps: int | None = None
     trace: bool = False
+    on_task_end: Callable[[Run, Batch, Step, Path], None] | None = None
+    """Called with the run's folder after each task; it may look, and must change nothing. A function of a module, so
+    that it reaches the processes of a campaign."""
 
 
 def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
@@ -273,6 +276,8 @@ def execute(
             tick()
             if log is not None:
                 log.step(batch, step, evaluated)
+                if evaluated and run.settings.on_task_end is not None:
+                    run.settings.on_task_end(run, batch, step, log.folder)
                 log.checkpoint_if_due()
             if on_progress is not None:
                 task = batch.task if isinstance(batch.task, int) else None

@@ -14,6 +14,7 @@ from ..errors import InvalidInput
 from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings
+from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
@@ -82,6 +83,9 @@ def run(
     trace: Annotated[
         bool, typer.Option("--trace", help="Write which rows were replayed at each step, with scores.")
     ] = False,
+    images: Annotated[
+        bool, typer.Option("--images", help="Draw what is recalled and imagined at each task's end, for the page.")
+    ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
@@ -125,7 +129,15 @@ def run(
         ]
         for name in dict.fromkeys(names)
     }
-    settings = Settings(data_dir=data_dir, device=device, trace=trace, checkpoint_seconds=checkpoint_seconds)
+    if images:
+        check_pictures()
+    settings = Settings(
+        data_dir=data_dir,
+        device=device,
+        trace=trace,
+        checkpoint_seconds=checkpoint_seconds,
+        on_task_end=draw_task if images else None,
+    )
     everything = [one for group in specs.values() for one in group]
     events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
