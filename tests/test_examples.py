@@ -1,0 +1,86 @@
+"""Every example runs from a directory of its own, without a warning, and says what it should."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+# What must be in the output; numbers are compared below, where they carry the example's point.
+SAYS = {
+    "data_loader": "batch 200: incoming",
+    "deletion_request": "rows removed; customer 7 is in the file: False",
+    "own_model_and_arrays": "of all ten classes",
+    "pretrained_backbone": "8 outputs",
+    "regression_stream": "over all windows",
+    "resume_after_crash": "the same to the bit",
+    "river_drift": "period 3",
+    "text_token_ids": "money",
+}
+
+
+def test_every_example_is_known_here():
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys()
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """The output of an example, run once."""
+    kept: dict[str, str] = {}
+
+    def run(name: str) -> str:
+        if name not in kept:
+            done = subprocess.run(
+                [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
+                cwd=tmp_path_factory.mktemp(name),
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr
+            kept[name] = done.stdout
+        return kept[name]
+
+    return run
+
+
+def numbers(text: str, pattern: str) -> list[float]:
+    return [float(number) for number in re.findall(pattern, text)]
+
+
+@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.xdist_group("examples")
+def test_an_example_runs(output, name):
+    assert SAYS[name] in output(name)
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_is_short(name):
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.xdist_group("examples")
+def test_replay_forgets_less_in_the_examples_that_say_so(output):
+    without, with_replay = numbers(output("own_model_and_arrays"), r"(\d+)% of all")
+    assert with_replay > without + 10
+    error_without, error_with_replay = numbers(output("regression_stream"), r"error (\d+\.\d+) over")
+    assert error_with_replay < error_without / 2
+
+
+@pytest.mark.xdist_group("examples")
+def test_every_topic_of_the_text_example_is_still_known(output):
+    assert min(numbers(output("text_token_ids"), r"(\d+)%")) > 80
+
+
+@pytest.mark.xdist_group("examples")
+def test_a_reservoir_keeps_the_concept_that_returns_and_a_ring_follows_the_new_one(output):
+    accuracy = numbers(output("river_drift"), r"(\d+\.\d+)%")
+    reservoir, ring = accuracy[:4], accuracy[4:]
+    assert reservoir[2] > ring[2]
+    assert ring[1] > reservoir[1]
