@@ -1,0 +1,53 @@
+"""Figures from results: they are drawn, they hold the data, and the same results give the same file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_results import made_result
+
+pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+
+from matplotlib.figure import Figure
+
+from rehearse.errors import MissingExtra
+from rehearse.paper.outcome import Outcome, Results, outcome
+from rehearse.paper.targets import TARGETS
+from rehearse.report.figures import seen_so_far, write_figure
+
+
+def figure4() -> Outcome:
+    entries = {e.row: e for e in TARGETS["figure4"].entries}
+    results = [made_result(entries["ER"].spec(seed), 0.7 + seed / 100) for seed in range(3)]
+    results += [made_result(entries["ER-MIR"].spec(seed), 0.75 + seed / 100) for seed in range(3)]
+    return outcome(TARGETS["figure4"], Results(results))
+
+
+def test_figure_4_has_a_curve_and_a_band_for_each_method_that_was_run() -> None:
+    figure = Figure()
+    seen_so_far(figure4(), figure)
+    (axes,) = figure.axes
+    assert [line.get_label() for line in axes.lines] == ["ER (n = 3)", "ER-MIR (n = 3)"]
+    assert len(axes.collections) == 2
+    # after task i all earlier tasks have dropped to the final accuracy, the newest is at 0.9
+    means = [100 * (0.71 * (i - 1) + 0.9) / i for i in range(1, 11)]
+    assert np.allclose(axes.lines[0].get_ydata(), means)
+
+
+def test_figures_are_written_as_png_and_svg_and_only_where_there_is_something(tmp_path: Path) -> None:
+    paths = write_figure(figure4(), tmp_path)
+    assert [path.name for path in paths] == ["figure4.png", "figure4.svg"]
+    before = paths[1].read_bytes()
+    write_figure(figure4(), tmp_path)
+    assert paths[1].read_bytes() == before
+    assert write_figure(outcome(TARGETS["figure4"], Results([])), tmp_path) == []
+    assert write_figure(outcome(TARGETS["table1"], Results([])), tmp_path) == []
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"rehearse-torch\[plot\]"):
+        write_figure(figure4(), tmp_path)

@@ -1,0 +1,187 @@
+"""The targets of `rehearse reproduce`, what results say about them, and what they would cost."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+
+import pytest
+from made_results import made_result
+
+from rehearse.errors import InvalidInput
+from rehearse.methods import METHODS
+from rehearse.paper import target as target_module
+from rehearse.paper.costs import Costs, rows, work
+from rehearse.paper.outcome import Results, outcome
+from rehearse.paper.published import PUBLISHED
+from rehearse.paper.target import Entry, Target
+from rehearse.paper.targets import GROUPS, TARGETS, find_targets
+from rehearse.report.reproduction import outcome_csv, outcome_markdown, reproduction_page
+from rehearse.statistics import summary
+
+
+def entry(target: str, row: str, column: str) -> Entry:
+    (found,) = [e for e in TARGETS[target].entries if (e.row, e.column) == (row, column)]
+    return found
+
+
+def test_every_table_of_the_paper_is_a_target_with_all_its_cells() -> None:
+    for name, table in PUBLISHED.items():
+        cells = [cell for e in TARGETS[name].entries for metric, cell in e.cells.items() if metric == cell.metric]
+        assert sorted(map(id, cells)) == sorted(map(id, table.cells))
+    named = {"figure2", "figure3", "figure4", "figure5", "figure6", "figure7"}
+    named |= {"learning-rate", "methods", "batchnorm", "generative-controls"}
+    assert TARGETS.keys() == PUBLISHED.keys() | named
+    assert GROUPS["all"] == tuple(TARGETS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_can_be_run_resolves_and_what_cannot_says_why(name: str) -> None:
+    target = TARGETS[name]
+    for e in target.entries:
+        assert (e.missing is None) or "there is no" in e.missing
+    specs = target.specs(2)
+    assert {spec.seed for spec in specs} <= {0, 1}
+    assert len({spec.key for spec in specs}) == len(specs)
+    assert [spec.seed for spec in specs] == sorted(spec.seed for spec in specs)
+
+
+def test_published_settings_become_the_papers_runs() -> None:
+    er = entry("table2", "ER", "M=20").spec(4)
+    assert (er.stream, er.capacity, er.updates, er.seed, er.samples_per_task) == ("split-cifar10", 200, 1, 4, None)
+    assert entry("table3", "ER", "5").spec().updates == 5
+    assert entry("cifar10-1k", "ER-res", "M=50").spec().samples_per_task == 1000
+    # one run answers all the columns of a method without memories, and one run serves two tables
+    assert entry("table7", "fine-tuning", "M=20").spec() == entry("table7", "fine-tuning", "M=100").spec()
+    assert entry("table1", "ER", "MNIST Split").spec() == entry("table7", "ER", "M=50").spec()
+    assert entry("learning-rate", "ER-MIR", "lr 0.05").spec() == entry("table1", "ER-MIR", "MNIST Split").spec()
+    assert entry("table5", "GEN", "Permuted MNIST").spec().options["latent"] == 100
+    assert TARGETS["table8"].seeds == 10
+    assert TARGETS["table2"].seeds == 15
+
+
+def test_treatments_of_batch_norm_are_runs_of_their_own_but_for_plain_replay() -> None:
+    treatments = ("published", "clean", "joint", "recalibrated")
+    mir = [entry("batchnorm", "ER-MIR", treatment).spec().batchnorm for treatment in treatments]
+    assert mir == list(treatments)
+    er = [entry("batchnorm", "ER", treatment).spec().batchnorm for treatment in treatments]
+    assert er == ["published", "published", "joint", "recalibrated"]
+
+
+def test_only_some_methods() -> None:
+    target = TARGETS["table1"].only(["er", "no-such"])
+    assert {e.method for e in target.entries} == {"er"}
+    with pytest.raises(InvalidInput, match=r"table1 has no method no-such; it has iid-online"):
+        TARGETS["table1"].only(["no-such"])
+    assert [target.name for target in find_targets(["table7", "table7", "table1"])] == ["table7", "table1"]
+    with pytest.raises(InvalidInput, match="there is no target 'table9'; there are table1"):
+        find_targets(["table9"])
+
+
+def test_a_method_that_does_not_exist_yet_is_listed_as_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "METHODS", {"er": METHODS["er"]})
+    found = outcome(TARGETS["table1"], Results([]), seeds=1)
+    judged = {(line.entry.method, line.judgement) for line in found.lines}
+    assert ("er", "not run") in judged
+    assert ("gem", "not available") in judged
+    assert {spec.method for spec in TARGETS["table1"].specs()} == {"er"}
+
+
+SPEC_ER, SPEC_MIR = (entry("table1", row, "MNIST Split") for row in ("ER", "ER-MIR"))
+
+
+def table1_results() -> list[dict[str, object]]:
+    er = [made_result(SPEC_ER.spec(seed), 0.80 + seed / 100, 0.15) for seed in range(4)]
+    mir = [made_result(SPEC_MIR.spec(seed), 0.86 + seed / 50, 0.07) for seed in range(1, 4)]
+    return [*er, *mir]
+
+
+def test_an_outcome_has_ours_the_published_and_the_verdict() -> None:
+    found = outcome(TARGETS["table1"], Results(table1_results()))
+    lines = {(line.entry.row, line.entry.column, line.metric): line for line in found.lines}
+    er = lines["ER", "MNIST Split", "accuracy"]
+    assert er.ours == summary([0.80 + seed / 100 for seed in range(4)])
+    assert er.published is not None
+    assert er.published.printed == "82.1 ± 1.5"
+    assert er.judgement == "within"
+    assert er.cpu_seconds == 10.0
+    assert lines["ER", "Permuted MNIST", "accuracy"].judgement == "not run"
+    (difference,) = [d for d in found.differences if d.metric == "accuracy"]
+    assert (difference.later, difference.earlier, difference.column) == ("ER-MIR", "ER", "MNIST Split")
+    assert difference.ours.values == pytest.approx([0.07, 0.08, 0.09])  # seeds 1, 2, 3
+
+
+def test_only_the_first_seeds_count() -> None:
+    found = outcome(TARGETS["table1"], Results(table1_results()), seeds=2)
+    (er,) = [line for line in found.lines if line.entry is SPEC_ER and line.metric == "accuracy"]
+    assert er.ours is not None
+    assert er.ours.values == (0.80, 0.81)
+
+
+def test_stale_results_are_counted_and_not_used() -> None:
+    old = dataclasses.replace(SPEC_ER.spec(0), method_version=0)
+    target = Target("t", "t", (SPEC_ER,), 3, ("accuracy",))
+    (line,) = outcome(target, Results([made_result(old)])).lines
+    assert (line.judgement, line.stale, line.ours) == ("stale", 1, None)
+    (line,) = outcome(target, Results([made_result(old), made_result(SPEC_ER.spec(1))])).lines
+    assert (line.stale, line.ours and line.ours.n) == (1, 1)
+
+
+def test_a_seed_in_two_precisions_counts_once_as_float32() -> None:
+    half = dataclasses.replace(SPEC_ER.spec(0), precision="bfloat16")
+    full = dataclasses.replace(SPEC_ER.spec(0), precision="float32")
+    target = Target("t", "t", (SPEC_ER,), 3, ("accuracy",))
+    (line,) = outcome(target, Results([made_result(half, 0.1), made_result(full, 0.7)])).lines
+    assert line.ours is not None
+    assert line.ours.values == (0.7,)
+    assert line.precisions == ("float32",)
+
+
+def test_an_undefined_metric_is_no_number() -> None:
+    iid = entry("table1", "iid online", "MNIST Split")
+    target = Target("t", "t", (iid,), 3, ("accuracy", "forgetting"))
+    lines = outcome(target, Results([made_result(iid.spec(s), forgetting=None) for s in range(2)])).lines
+    assert lines[1].ours is None
+    assert lines[1].judgement == "no number"
+
+
+def test_csv_and_markdown_say_the_same() -> None:
+    found = outcome(TARGETS["table1"], Results(table1_results()))
+    table = list(csv.DictReader(io.StringIO(outcome_csv(found))))
+    assert len(table) == len(found.lines)
+    (er,) = [row for row in table if (row["row"], row["column"], row["metric"]) == ("ER", "MNIST Split", "accuracy")]
+    assert float(er["mean"]) == pytest.approx(0.815)
+    assert (er["n"], er["published_value"], er["published_se"], er["verdict"]) == ("4", "0.821", "0.0075", "within")
+    text = outcome_markdown(found)
+    assert (
+        "| ER | MNIST Split | accuracy | 81.5 ± 2.1 | 81.5 | 4 | 82.1 ± 1.5 | within | 10.0 "
+        "| `rehearse reproduce table1 --only er` |"
+    ) in text
+    assert "| GEM | Permuted MNIST | accuracy | – | – | 0 | 78.8 ± 0.4 | not run | – |" in text
+    assert "| ER-MIR − ER | MNIST Split | accuracy | +8.0 ± 2.5 | 3 |" in text
+
+
+def test_the_page_counts_verdicts_and_cpu_hours() -> None:
+    found = [outcome(TARGETS[name], Results(table1_results())) for name in ("table1", "figure4")]
+    page = reproduction_page(found, {"figure4": "figures/figure4.svg"})
+    within = sum(line.judgement == "within" for line in found[0].lines)
+    assert within >= 2
+    assert f"within {within}" in page
+    assert "took 0.0 CPU hours" in page  # 7 runs of 10 s
+    assert "## table1" in page
+    assert "(figures/figure4.svg)" in page
+
+
+def test_costs_are_those_of_the_same_setting_then_of_the_like_then_a_guess() -> None:
+    costs = Costs(table1_results())
+    same = costs.estimate(SPEC_ER.spec(17))
+    assert (same.cpu_seconds, same.measured) == (10.0, True)
+    twice = dataclasses.replace(SPEC_ER.spec(0), updates=2)
+    assert costs.estimate(twice).cpu_seconds == pytest.approx(20.0)
+    assert not costs.estimate(twice).measured
+    cifar = entry("table2", "ER-MIR", "M=100").spec()
+    assert 300 < costs.estimate(cifar).cpu_seconds < 3000  # the published program needs about 1,550
+    assert rows(cifar) == 5 * 9750
+    offline = entry("table1", "iid offline", "MNIST Split").spec()
+    assert work(offline) == 5 * 5000
