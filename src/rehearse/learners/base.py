@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
@@ -31,6 +31,8 @@ from ..lookahead import call_arguments
 from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
+from .diagnose import Diagnosis, diagnose
+from .remember import remember
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
 
@@ -161,6 +163,14 @@ class Learner(ABC):
         self.moves += added > 0
         return added
 
+    def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
+        """Fill the memory from data that the model already knows, without training; see `learners.remember`."""
+        return remember(self, data, limit)
+
+    def diagnose(self, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
+        """Which memories a step on this batch would interfere with, and by how much; see `learners.diagnose`."""
+        return diagnose(self, x, y, task, limit)
+
     @property
     def forward_passes(self) -> float:
         """Rows passed forward through the model for each row observed: what the method costs."""
@@ -245,9 +255,13 @@ class Learner(ABC):
         """The batch was learned: note what it tells about the stream."""
         if isinstance(incoming.task, int):
             self.task = incoming.task
-        if self.kind is None:
-            self.kind = "values" if incoming.y.is_floating_point() else "classes"
+        self._note_kind(incoming)
         self.rows_observed += len(incoming)
+
+    def _note_kind(self, rows: Batch) -> None:
+        """A user's own loss does not say what the model's outputs mean; the targets do."""
+        if self.kind is None:
+            self.kind = "values" if rows.y.is_floating_point() else "classes"
 
     @contextlib.contextmanager
     def _transaction(self, *, parameters: bool = False) -> Iterator[None]:

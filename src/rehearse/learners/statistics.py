@@ -26,8 +26,7 @@ def recalibrated_statistics(
     At most 1,000 rows, a fixed draw that is the same every time, in batches of 100. Changes neither the model nor
     any random state: ``forward`` passes rows with the given buffers in place of the model's.
     """
-    slots = memory.all().slots
-    assert slots is not None
+    slots = memory.slots()
     order = numpy_generator(0, "recalibrate").permutation(len(slots))[:ROWS]
     rows = memory.get(slots[torch.from_numpy(order)])
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

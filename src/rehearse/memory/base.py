@@ -134,11 +134,15 @@ class Memory(ABC):
 
     def all(self, exclude_task: int | Tensor | None = None) -> Batch:
         """Every row outside a task, in the order of the slots."""
+        return self.get(self.slots(exclude_task))
+
+    def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
+        """The slots that hold rows outside a task, in ascending order; reads no row."""
         slots = self._index.occupied()
         excluded = _task_set(exclude_task)
         if excluded:
             slots = slots[~np.isin(self._index.task[slots], list(excluded))]
-        return self.get(torch.from_numpy(slots))
+        return torch.from_numpy(slots)
 
     def get(self, slots: Tensor) -> Batch:
         """The rows at the given slots, as they were stored."""
