@@ -33,7 +33,7 @@ learner = Replay(
 
 for window in range(4):  # the window moves from left to right and never comes back
     low = -math.pi + window * math.pi / 2
-    for _ in range(250):
+    for _ in range(150):
         x, y = draw(low, low + math.pi / 2, 10)
         forgetful.observe(x, y)
         step = learner.observe(x, y)

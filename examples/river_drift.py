@@ -12,7 +12,7 @@ from river.datasets import synth
 
 from rehearse.adapters.river import RehearsalClassifier
 
-PERIOD = 500
+PERIOD = 400
 
 for memory, size in (("reservoir", 200), ("ring", 30)):
     model = preprocessing.StandardScaler() | RehearsalClassifier(memory=memory, memory_size=size, hidden=(32,), seed=0)
