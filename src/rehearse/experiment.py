@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -84,6 +84,7 @@ def spec_problem(spec: Spec, stream: Stream, device: str = "cpu") -> Problem:
     if stream.n_classes is None or stream.input_shape is None:
         raise InvalidInput(f"{stream.name} does not say how many classes or what inputs it has")
     classes, shape = stream.n_classes, stream.input_shape
+    check_device(device)
     return Problem(
         classes=classes,
         tasks=stream.n_tasks,
@@ -94,8 +95,27 @@ def spec_problem(spec: Spec, stream: Stream, device: str = "cpu") -> Problem:
     )
 
 
+def check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise InvalidInput(f"there is no device {device!r}; cpu is one, and cuda where there is a GPU") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise InvalidInput("torch finds no GPU here; use --device cpu")
+
+
+def check(specs: Sequence[Spec], settings: Settings) -> None:
+    """Refuse runs on one stream that cannot be built, before any of them is started."""
+    stream = spec_stream(specs[0], settings.data_dir)
+    for spec in specs:
+        learner = build(with_precision(spec, settings.device), spec_problem(spec, stream, settings.device))
+        if spec.task_free and learner.task_aware:
+            raise InvalidInput(f"{spec.method} needs tasks; it cannot run task-free")
+
+
 def with_precision(spec: Spec, device: str = "cpu") -> Spec:
     """The spec with ``auto`` replaced by what this processor resolves it to, before the first step."""
+    check_device(device)
     return dataclasses.replace(spec, precision=_resolved_precision(spec.network, spec.precision, device))
 
 

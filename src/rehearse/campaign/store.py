@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from ..checkpoint import sync_directory
 from ..errors import DataError, InvalidInput, RehearseError
+from ..methods import METHODS
 from ..spec import Spec
+from ..streams import STREAMS
 
 Status = Literal["done", "stale", "started", "missing"]
 
@@ -103,6 +105,14 @@ def read_result(path: Path) -> dict[str, Any]:
     if spec.key != path.stem or result.get("key") != spec.key:
         raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")
     return dict(result)
+
+
+def is_stale(spec: Spec) -> bool:
+    """Whether the method or the stream of a spec has another version by now, or is gone."""
+    method, stream = METHODS.get(spec.method), STREAMS.get(spec.stream)
+    if method is None or stream is None:
+        return True
+    return (method.version, stream.version) != (spec.method_version, spec.stream_version)
 
 
 def older_versions(spec: Spec) -> Iterator[Spec]:

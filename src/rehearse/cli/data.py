@@ -35,7 +35,7 @@ def list_(data_dir: DataDir = None) -> None:
 def fetch(name: Name, data_dir: DataDir = None) -> None:
     """Download a data set, checksums verified; a broken-off download goes on where it stopped."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=errors) as progress:
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
         bars = {}
 
         def draw(file: str, done: int, total: int | None) -> None:

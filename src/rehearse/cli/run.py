@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from ..campaign.store import Store, read_result
+from ..campaign.store import Store, is_stale, read_result
 from ..errors import InvalidInput
-from ..experiment import Settings
+from ..experiment import Settings, check, with_precision
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings
 from ..report.pictures import check_pictures, draw_task
@@ -139,6 +139,10 @@ def run(
         on_task_end=draw_task if images else None,
     )
     everything = [one for group in specs.values() for one in group]
+    first = [group[0] for group in specs.values()]
+    unfinished = [one for one in first if Store(out).get(with_precision(one, device)) is None]
+    if unfinished:
+        check(unfinished, settings)
     events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
     finished, failed = follow(events, everything, out)
@@ -174,6 +178,8 @@ def show(
     for name, value in (result["cost"] | result["environment"]).items():
         table.add_row(name, f"{value:.1f}" if isinstance(value, float) else str(value), style="dim")
     output.print(table)
+    if is_stale(spec):
+        output.print("stale: its method or stream has a newer version by now", style="red")
     output.print(f"rerun: {rerun_command(spec)}", soft_wrap=True, highlight=False, markup=False)
 
 

