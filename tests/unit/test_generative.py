@@ -11,6 +11,7 @@ from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
 from rehearse.learners.generative import soft_cross_entropy
+from rehearse.learners.same_rows import can_stay
 from rehearse.nets import MLP, VAE, GatedMLP
 
 LR, RATE = 0.1, 0.01
@@ -361,3 +362,46 @@ def test_every_row_that_passes_is_counted():
     ours.observe(*batch(1), task=1)
     rows = 5 * 3 * 2 + (10 + 10) + 10 + 3 * 2 * 15  # then: decode and label, decode, and 15 rows through both
     assert ours.forward_passes * ours.rows_observed == rows
+
+
+# --------------------------------------------------------------------------------------------- steps on the same rows
+
+
+@pytest.mark.parametrize("tasks", [(0,), (0, 0, 1, 1)])
+def test_steps_on_the_same_rows_are_those_of_sgd(tasks, monkeypatch):
+    """The fast way and the plain one, which multiplies out every gradient, end at the same parameters."""
+
+    def trained():
+        torch.manual_seed(0)
+        ours = learner(
+            GatedMLP(6, 8, 4, dropout=0.3), memories=1, updates=5, replay_weight=2.0,
+            classifier_retrieval=LatentRetrieval(LatentSearch(steps=1), gradient="stale"),
+        )  # fmt: skip
+        for number, task in enumerate(tasks):
+            ours.observe(*batch(number, rows=2), task=task)
+        return ours
+
+    fast = trained()
+    monkeypatch.setattr("rehearse.learners.generative.can_stay", lambda *_: False)
+    plain = trained()
+    assert fast.forward_passes == plain.forward_passes
+    assert fast.moves == plain.moves
+    for ours, expected in zip(fast.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+    for name, expected in plain._last_gradients["classifier"].items():
+        torch.testing.assert_close(fast._last_gradients["classifier"][name], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_steps_on_the_same_rows_are_for_plain_sgd_and_few_rows_alone():
+    model, rows = GatedMLP(6, 8, 4), torch.rand(5, 6)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert can_stay(model, sgd, rows)
+    assert not can_stay(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), rows)
+    assert not can_stay(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), rows)
+    assert not can_stay(model, torch.optim.Adam(model.parameters()), rows)
+    assert not can_stay(model, torch.optim.SGD([model.output.weight], lr=0.1), rows)
+    assert not can_stay(model, sgd, torch.rand(6, 6))
+    assert not can_stay(model, sgd, torch.rand(5, 7))
+    assert not can_stay(model, sgd, rows.double())
+    mlp = MLP(6, (8,), 4)
+    assert not can_stay(mlp, torch.optim.SGD(mlp.parameters(), lr=0.1), rows)

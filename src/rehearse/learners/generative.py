@@ -32,6 +32,7 @@ from .generative_objectives import View, classifier_objective, generator_objecti
 from .generative_parts import Imagined, Retrieved, Snapshot, restored
 from .generative_retrieval import LatentRetrieval
 from .replay import check_positive
+from .same_rows import SameRows, can_stay
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
 
@@ -108,12 +109,11 @@ class GenerativeReplay(Learner):
         incoming = self._accept(x, y, task)
         with self._transaction(parameters=True), self._own_transaction():
             batch = self._enter(incoming)
-            for update in range(self.updates):
-                if update == 0 or not self.reuse:
-                    for_classifier = self._retrieve_for_classifier(batch)  # B_C, Eq. 2
-                    for_generator = self._retrieve_for_generator(batch)  # B_G, Eq. 3
-                losses = self._update_classifier(batch, for_classifier)  # θ ← SGD(B_n ∪ B_C, α)
-                self._update_generator(batch, for_generator)  # φ, γ ← SGD(B_n ∪ B_G, α)
+            for updates in [self.updates] if self.reuse else [1] * self.updates:
+                for_classifier = self._retrieve_for_classifier(batch)  # B_C, Eq. 2
+                for_generator = self._retrieve_for_generator(batch)  # B_G, Eq. 3
+                losses = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
+                self._update_generator(batch, for_generator, updates)  # φ, γ ← SGD(B_n ∪ B_G, α)
         self._settle(incoming)
         self._batches_since_snapshot += 1
         if for_classifier is None or for_generator is None:
@@ -277,34 +277,54 @@ class GenerativeReplay(Learner):
 
     # ------------------------------------------------------------------------------------------------------ updates
 
-    def _update_classifier(self, batch: Batch, replay: Imagined | None) -> tuple[float, float | None]:
-        if replay is None:
-            loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=self._forward_prepared(batch.x)))
+    def _update_classifier(self, batch: Batch, replay: Imagined | None, updates: int) -> tuple[float, float | None]:
+        rows = self._joined(batch, replay)
+        steady = updates > 1 and self._plain_steps and can_stay(self.model, self.optimizer, rows)
+        steps = SameRows(self.model, self.optimizer, rows) if steady else None
+        for _ in range(updates):
+            scores = self._forward_prepared(rows) if steps is None else steps.forward()
+            loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
             recalled = None
-        else:
-            if batch.x.shape[1:] != replay.x.shape[1:]:
-                raise InvalidInput(
-                    f"inputs of this batch have shape {tuple(batch.x.shape[1:])} a row, "
-                    f"those that the generator makes have {tuple(replay.x.shape[1:])}"
-                )
-            scores = self._forward_prepared(torch.cat([batch.x, replay.x]))
-            incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
-            recalled = mean_loss(soft_cross_entropy(scores[len(batch) :], replay.probabilities))
-            loss = incoming + self.replay_weight * recalled
-        gradient = self._gradient(loss)
-        self._apply(gradient)
+            if replay is not None:
+                recalled = mean_loss(soft_cross_entropy(scores[len(batch) :], replay.probabilities))
+                loss = incoming + self.replay_weight * recalled
+            if steps is None:
+                gradient = self._gradient(loss)
+                self._apply(gradient)
+            else:
+                gradient = steps.step(loss)
+                self._rows_passed, self.moves = self._rows_passed + len(rows), self.moves + 1
+        if steps is not None:
+            steps.finish()
         self._keep_gradient("classifier", self.classifier_retrieval, gradient)
         return incoming.item(), None if recalled is None else recalled.item()
 
-    def _update_generator(self, batch: Batch, replay: Imagined | None) -> None:
-        x = batch.x if replay is None else torch.cat([batch.x, replay.x])
-        losses = self._generator_pass(x, View(self.generator)).total(self.present_beta)
-        loss = mean_loss(losses[: len(batch)])
-        if replay is not None:
-            loss = loss + self.replay_weight * mean_loss(losses[len(batch) :])
-        gradient = loss_gradient(loss, self.generator, self.generator_optimizer)
-        step_along(gradient, self.generator, self.generator_optimizer, self.clip)
+    def _update_generator(self, batch: Batch, replay: Imagined | None, updates: int) -> None:
+        rows = self._joined(batch, replay)
+        for _ in range(updates):
+            losses = self._generator_pass(rows, View(self.generator)).total(self.present_beta)
+            loss = mean_loss(losses[: len(batch)])
+            if replay is not None:
+                loss = loss + self.replay_weight * mean_loss(losses[len(batch) :])
+            gradient = loss_gradient(loss, self.generator, self.generator_optimizer)
+            step_along(gradient, self.generator, self.generator_optimizer, self.clip)
         self._keep_gradient("generator", self.generator_retrieval, gradient)
+
+    def _joined(self, batch: Batch, replay: Imagined | None) -> Tensor:
+        if replay is None:
+            rows: Tensor = batch.x
+            return rows
+        if batch.x.shape[1:] != replay.x.shape[1:]:
+            raise InvalidInput(
+                f"inputs of this batch have shape {tuple(batch.x.shape[1:])} a row, "
+                f"those that the generator makes have {tuple(replay.x.shape[1:])}"
+            )
+        return torch.cat([batch.x, replay.x])
+
+    @property
+    def _plain_steps(self) -> bool:
+        """Whether a step is the gradient times the learning rate, in single precision, and no more."""
+        return self.clip is None and self.computation.training == torch.float32
 
     def _generator_pass(self, x: Tensor, generator: View) -> Elbo:
         self._rows_passed += len(x)
@@ -321,7 +341,7 @@ class GenerativeReplay(Learner):
 
     def _keep_gradient(self, network: str, retrieval: LatentRetrieval | None, gradient: Gradient) -> None:
         if retrieval is not None and retrieval.gradient == "stale":
-            self._last_gradients[network] = gradient
+            self._last_gradients[network] = dict(gradient)
 
     # ---------------------------------------------------------------------------------------------- modes and state
 
@@ -397,4 +417,5 @@ class GenerativeReplay(Learner):
 def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
     """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
     unknown = scores.shape[1] - probabilities.shape[1]
-    return F.cross_entropy(in_full(scores), F.pad(probabilities, (0, unknown)), reduction="none")
+    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
+    return F.cross_entropy(in_full(scores), known, reduction="none")

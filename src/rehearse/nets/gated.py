@@ -31,17 +31,24 @@ class GatedMLP(nn.Module):
         self.dropout = Dropout(dropout)
         self.output = Gated(hidden, classes)
 
+    @property
+    def first(self) -> Gated:
+        """The layer that the inputs meet first; with `rest`, for whoever steps several times on the same rows."""
+        return self.hidden
+
+    def rest(self, activations: Tensor) -> Tensor:
+        """From what the first layer's weights make of the inputs to the logits."""
+        value, gate = self.output(self.dropout(_gated(activations)))
+        logits: Tensor = value * gate
+        return logits
+
     def features(self, x: Tensor) -> Tensor:
         """The hidden layer, one row an example."""
-        value, gate = self.hidden(self.flatten(x))
-        activations: Tensor = F.relu(value) * gate
-        return activations
+        return _gated(F.linear(self.flatten(x), self.hidden.weight, self.hidden.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """One logit a class."""
-        value, gate = self.output(self.dropout(self.features(x)))
-        logits: Tensor = value * gate
-        return logits
+        return self.rest(F.linear(self.flatten(x), self.hidden.weight, self.hidden.bias))
 
 
 class Gated(nn.Module):
@@ -55,3 +62,8 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         value, gate = F.linear(x, self.weight, self.bias).chunk(2, dim=1)
         return value, gate.sigmoid()
+
+
+def _gated(activations: Tensor) -> Tensor:
+    value, gate = activations.chunk(2, dim=1)
+    return F.relu(value) * gate.sigmoid()

@@ -1,0 +1,86 @@
+"""Several steps of plain SGD on the same rows, without multiplying out the first layer's weight at each."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInput
+from ..gradients import FactoredGradient, Factors, Gradient
+from ..parts import stepped_parameters
+from .base import step_along
+
+
+class _Affine(Protocol):
+    weight: Tensor
+    bias: Tensor
+
+
+@runtime_checkable
+class LinearFirst(Protocol):
+    """A classifier whose inputs meet a linear layer first: its scores are rest(x Wᵀ + b), x flattened."""
+
+    @property
+    def first(self) -> _Affine:
+        """The layer with W and b."""
+
+    def rest(self, activations: Tensor) -> Tensor:
+        """From the layer's outputs to the scores."""
+
+
+class SameRows:
+    """Steps on rows X that stay: what the first layer makes of them is moved instead of its weight.
+
+        W ← W − α ΔᵀX   moves   A = X Wᵀ   by   −α (X Xᵀ) Δ,   with Δ the gradient of A
+
+    For n rows that is n² · m operations in place of 2 n · d · m, with d inputs and m outputs. The weight itself is
+    made once, by `finish`: W ← W − α (Σ Δ)ᵀX. Until then it is that of the beginning.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> None:
+        assert isinstance(model, LinearFirst)
+        self._model, self._optimizer, self._split = model, optimizer, model
+        self._stepped = stepped_parameters(model, optimizer)
+        self._weight = model.first.weight
+        self._name = next(name for name, (parameter, _) in self._stepped.items() if parameter is self._weight)
+        self._rate = float(self._stepped[self._name][1]["lr"])
+        self._rows = rows.flatten(1)
+        self._products = self._rows @ self._rows.t()
+        self._outputs = self._rows @ self._weight.detach().t()
+        self._sum = torch.zeros_like(self._outputs)
+
+    def forward(self) -> Tensor:
+        """The scores of the rows."""
+        self._leaf = self._outputs.detach().requires_grad_()
+        return self._split.rest(self._leaf + self._split.first.bias)
+
+    def step(self, loss: Tensor) -> Gradient:
+        """One step down the gradient of a loss of `forward`'s scores."""
+        others = {name: parameter for name, (parameter, _) in self._stepped.items() if name != self._name}
+        delta, *values = torch.autograd.grad(loss, [self._leaf, *others.values()], allow_unused=True)
+        if not bool(delta.sum().isfinite()):
+            raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+        gradient = {name: value for name, value in zip(others, values, strict=True) if value is not None}
+        step_along(gradient, self._model, self._optimizer, stepped=self._stepped)
+        self._outputs.addmm_(self._products, delta, alpha=-self._rate)
+        self._sum += delta
+        return FactoredGradient(gradient, {self._name: Factors(self._rows, delta)})
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """The weight as all these steps make it."""
+        self._weight.addmm_(self._sum.t(), self._rows, alpha=-self._rate)
+        self._sum.zero_()
+
+
+def can_stay(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> bool:
+    """Whether `SameRows` is for these: a first linear layer of these inputs, trained by SGD and nothing but SGD."""
+    if not isinstance(model, LinearFirst) or type(optimizer) is not torch.optim.SGD:
+        return False
+    weight = model.first.weight
+    groups = [group for group in optimizer.param_groups if any(weight is held for held in group["params"])]
+    plain = len(groups) == 1 and not any(groups[0][name] for name in ("momentum", "weight_decay", "maximize"))
+    fits = rows.ndim > 1 and rows.flatten(1).shape[1] == weight.shape[1] and rows.dtype == weight.dtype
+    return plain and fits and weight.requires_grad and len(rows) < weight.shape[1]
