@@ -1,0 +1,285 @@
+"""Saved files: read back to the bit, or refused with the reason; never half a file, never code."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rehearse
+from rehearse import Finetune, Learner, Replay, ReservoirMemory, Uniform
+from rehearse.checkpoint import HEADER, MAGIC, VERSION, read_state, write_state
+from rehearse.errors import CheckpointError, InvalidType
+from sameness import assert_same, frozen
+
+STATE = {
+    "tensor": torch.arange(6.0).view(2, 3),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+    "nested": {"list": [1, 2.5, None, True, "word"], "tuple": (1, (2,)), 3: "three"},
+    "large": 2**80,
+}
+
+
+def learner(hidden: int = 6, **options: Any) -> Replay:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(0.2), nn.Linear(hidden, 3)
+    )
+    return Replay(model, torch.optim.Adam(model.parameters(), lr=0.01), ReservoirMemory(20), **options)
+
+
+def observe(one: Learner, first: int, last: int) -> list[float]:
+    losses = []
+    for number in range(first, last):
+        generator = torch.Generator().manual_seed(number)
+        x, y = torch.randn(6, 4, generator=generator), torch.randint(0, 3, (6,), generator=generator)
+        losses.append(one.observe(x, y).incoming_loss)
+    return losses
+
+
+# ------------------------------------------------------------------------------------------------- there and back
+
+
+def test_a_state_is_read_back_to_the_bit(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", STATE)
+    assert_same(read_state(tmp_path / "state"), STATE)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_view_is_saved_without_what_lies_behind_it(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", {"view": torch.zeros(1_000_000)[:3]})
+    assert (tmp_path / "state").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, lambda: 0, nn.Linear(1, 1), {(1, 2): 3}])
+def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(InvalidType, match="state"):
+        write_state(tmp_path / "state", {"value": value})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_learner_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    one, other = learner(), learner()
+    observe(one, 0, 8)
+    rehearse.save(one, tmp_path / "checkpoint")
+    rehearse.load(tmp_path / "checkpoint", into=other)
+    assert_same(other.state_dict(), one.state_dict())
+    assert observe(one, 8, 16) == observe(other, 8, 16)
+    assert_same(other.state_dict(), one.state_dict())
+
+
+# ------------------------------------------------------------------------------------------------------ refusals
+
+
+def refused(path: Path, words: str) -> None:
+    one = learner()
+    observe(one, 0, 3)
+    before = frozen(one.state_dict())
+    with pytest.raises(CheckpointError, match=words):
+        rehearse.load(path, into=one)
+    assert_same(one.state_dict(), before)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    one = learner()
+    observe(one, 0, 5)
+    rehearse.save(one, tmp_path / "checkpoint")
+    return tmp_path / "checkpoint"
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """Every bit of the header, and one of every byte after it."""
+    write_state(tmp_path / "state", {"a": 1})
+    content = (tmp_path / "state").read_bytes()
+    for bit in [*range(8 * HEADER.size), *range(8 * HEADER.size, 8 * len(content), 9)]:
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "state").write_bytes(flipped)
+        with pytest.raises(CheckpointError):
+            read_state(tmp_path / "state")
+
+
+def test_every_length_but_the_right_one_is_found(tmp_path: Path) -> None:
+    write_state(tmp_path / "state", {"a": 1})
+    content = (tmp_path / "state").read_bytes()
+    for length in range(len(content)):
+        (tmp_path / "state").write_bytes(content[:length])
+        with pytest.raises(CheckpointError):
+            read_state(tmp_path / "state")
+    (tmp_path / "state").write_bytes(content + b"\0")
+    with pytest.raises(CheckpointError, match="damaged"):
+        read_state(tmp_path / "state")
+
+
+def test_a_damaged_learner_is_refused_and_the_learner_stays(checkpoint: Path) -> None:
+    content = bytearray(checkpoint.read_bytes())
+    content[len(content) // 2] ^= 1
+    checkpoint.write_bytes(content)
+    refused(checkpoint, "damaged")
+    checkpoint.write_bytes(content[: len(content) // 2])
+    refused(checkpoint, "damaged.*truncated")
+    checkpoint.write_bytes(content[:20])
+    refused(checkpoint, "truncated")
+
+
+def signed(payload: bytes, version: int = VERSION) -> bytes:
+    digest = hashlib.sha256(MAGIC + version.to_bytes(4, "little") + payload).digest()
+    return HEADER.pack(MAGIC, version, digest) + payload
+
+
+def test_a_newer_version_is_told_from_damage(checkpoint: Path) -> None:
+    content = checkpoint.read_bytes()[HEADER.size :]
+    checkpoint.write_bytes(signed(content, VERSION + 1))
+    refused(checkpoint, f"format version {VERSION + 1}, written by a newer")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something", b"x" * 5000])
+def test_a_foreign_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    refused(tmp_path / "file", "not written by rehearse")
+
+
+def test_torch_s_own_file_is_foreign(tmp_path: Path) -> None:
+    torch.save(learner().state_dict(), tmp_path / "file")
+    refused(tmp_path / "file", "not written by rehearse")
+
+
+def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
+    refused(tmp_path / "none", "there is no file")
+    refused(tmp_path, "cannot read")
+
+
+class Trap:
+    """What a hostile file would hold."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("trap",)
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_code_in_a_file_with_a_right_checksum_is_not_run(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    buffer = io.BytesIO()
+    if how == "torch":
+        torch.save({"content": Trap()}, buffer)
+    else:
+        buffer.write(pickle.dumps({"content": Trap()}, protocol=2))
+    (tmp_path / "file").write_bytes(signed(buffer.getvalue()))
+    refused(tmp_path / "file", "more than tensors and plain values")
+    assert not (tmp_path / "trap").exists()
+
+
+def test_a_state_that_is_no_learner(tmp_path: Path) -> None:
+    write_state(tmp_path / "file", STATE)
+    refused(tmp_path / "file", "no saved learner")
+
+
+def test_another_model_another_method_another_memory(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    others: list[Learner] = [
+        learner(hidden=7),
+        Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ]
+    small = learner()
+    small.memory = ReservoirMemory(19)
+    others.append(small)
+    words = ["does not fit", "state is of a Finetune", "capacity 19"]
+    for other, word in zip(others, words, strict=True):
+        observe(other, 0, 2)
+        rehearse.save(other, tmp_path / "checkpoint")
+        refused(tmp_path / "checkpoint", word)
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "random", "task", "moves", "own"])
+def test_a_part_that_is_missing_is_an_error(tmp_path: Path, part: str) -> None:
+    one = learner()
+    observe(one, 0, 3)
+    state = one.state_dict()
+    del state[part]
+    write_state(tmp_path / "file", {"content": "learner", "state": state})
+    refused(tmp_path / "file", part)
+
+
+def test_uniform_and_interfered_learners_share_checkpoints(tmp_path: Path) -> None:
+    """The retrieval is an option of the learner, not a part of its state."""
+    one, other = learner(), learner(retrieval=Uniform())
+    observe(one, 0, 5)
+    rehearse.save(one, tmp_path / "checkpoint")
+    rehearse.load(tmp_path / "checkpoint", into=other)
+    assert_same(other.state_dict(), one.state_dict())
+
+
+# -------------------------------------------------------------------------------------------- disks that refuse
+
+FULL_DISK = """
+import resource, signal, sys
+import torch
+from rehearse.checkpoint import read_state, write_state
+from rehearse.errors import CheckpointError
+
+write_state(sys.argv[1], {"old": torch.arange(10)})
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+try:
+    write_state(sys.argv[1], {"new": torch.zeros(100_000)})
+except CheckpointError as problem:
+    print(problem)
+assert read_state(sys.argv[1])["old"].tolist() == list(range(10))
+"""
+
+READ_ONLY = """
+import os, sys
+from rehearse.checkpoint import read_state, write_state
+from rehearse.errors import CheckpointError
+
+write_state(sys.argv[1] + "/state", {"old": 1})
+os.chmod(sys.argv[1] + "/state", 0o644)
+os.chmod(sys.argv[1], 0o555)
+if os.geteuid() == 0:
+    os.setuid(65534)
+try:
+    write_state(sys.argv[1] + "/state", {"new": 1})
+except CheckpointError as problem:
+    print(problem)
+assert read_state(sys.argv[1] + "/state") == {"old": 1}
+"""
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_disk_that_is_full_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    message = run(FULL_DISK, str(tmp_path / "state"))
+    assert "cannot write" in message
+    assert "untouched" in message
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (tmp_path / "folder").mkdir()
+    message = run(READ_ONLY, str(tmp_path / "folder"))
+    (tmp_path / "folder").chmod(0o755)
+    assert "cannot write" in message
+    assert os.listdir(tmp_path / "folder") == ["state"]
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot write"):
+        write_state(tmp_path / "none" / "state", {})
