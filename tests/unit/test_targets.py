@@ -138,12 +138,15 @@ def test_a_seed_in_two_precisions_counts_once_as_float32() -> None:
     assert line.precisions == ("float32",)
 
 
-def test_an_undefined_metric_is_no_number() -> None:
+def test_an_undefined_metric_is_no_number_and_one_that_does_not_apply_is_no_line() -> None:
     iid = entry("table1", "iid online", "MNIST Split")
-    target = Target("t", "t", (iid,), 3, ("accuracy", "forgetting"))
-    lines = outcome(target, Results([made_result(iid.spec(s), forgetting=None) for s in range(2)])).lines
-    assert lines[1].ours is None
-    assert lines[1].judgement == "no number"
+    results = Results([made_result(iid.spec(seed), forgetting=None) for seed in range(2)])
+    (accuracy,) = outcome(Target("t", "t", (iid,), 3), results).lines
+    assert accuracy.metric == "accuracy"
+    bare = dataclasses.replace(iid, cells={})
+    _, forgetting = outcome(Target("t", "t", (bare,), 3), results).lines
+    assert forgetting.ours is None
+    assert forgetting.judgement == "no number"
 
 
 def test_csv_and_markdown_say_the_same() -> None:

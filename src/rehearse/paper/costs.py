@@ -20,7 +20,7 @@ FACTORS = {
     "gem": 30.0, "agem": 5.0, "icarl": 3.0, "gen": 3.0, "gen-mir": 10.0, "ae": 15.0, "ae-mir": 18.0,
 }  # fmt: skip
 ROWS_A_TASK = {"split-cifar10": 9750, "split-miniimagenet": 2280, "split-mnist-5k": 700}
-RESULT_BYTES, METRICS_BYTES_A_STEP = 8_000, 150
+RESULT_BYTES, METRICS_BYTES_A_STEP = 4_000, 120
 
 
 @dataclass(frozen=True)

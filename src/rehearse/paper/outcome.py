@@ -88,7 +88,10 @@ class Outcome:
 
 
 def outcome(target: Target, results: Results, seeds: int | None = None) -> Outcome:
-    """What the results say about a target; only seeds 0, 1, … below ``seeds`` (or the published number) count."""
+    """What the results say about a target; only seeds 0, 1, … below ``seeds`` (or the published number) count.
+
+    What the paper marks as not applicable (forgetting of an iid stream) is no line.
+    """
     seeds = seeds or target.seeds
     runs = {
         (entry.row, entry.column): results.current(entry.spec(), seeds) if entry.missing is None else {}
@@ -98,6 +101,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
         _line(entry, metric, runs[entry.row, entry.column], results)
         for entry in target.entries
         for metric in target.metrics
+        if not (metric in entry.cells and entry.cells[metric].printed == "N/A")
     )
     return Outcome(target, seeds, lines, tuple(_differences(target, runs)), runs)
 
