@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..campaign import local
 from ..campaign.events import Failed
 from ..campaign.store import Store, results_in
 from ..errors import InvalidInput, MissingExtra
@@ -16,6 +19,7 @@ from ..paper.outcome import Outcome, Results, outcome
 from ..paper.target import Target
 from ..paper.targets import GROUPS, TARGETS, find_targets
 from ..report.figures import write_figure
+from ..report.pictures import check_pictures, draw_task
 from ..report.reproduction import (
     cost_table,
     outcome_csv,
@@ -64,6 +68,7 @@ def reproduce(
         specs = list({spec.key: spec for target in chosen for spec in target.specs(seeds)}.values())
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         _, failed = follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)
+        failed += _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
     results = Results(results_in(from_results or [out]))
     found = [outcome(target, results, seeds) for target in chosen]
     if write is not None:
@@ -73,6 +78,24 @@ def reproduce(
             _show(one)
             _write(one, out / "tables")
     report_failures(failed)
+
+
+def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
+    """The figures that are pictures need a run that draws them, beside those whose numbers count."""
+    place = out / "pictures"
+    pictured = {spec.key: (spec, target) for target in targets if target.picture for spec in target.specs(1)}
+    if not pictured:
+        return []
+    check_pictures()
+    specs = [spec for spec, _ in pictured.values()]
+    finished, failed = follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for event in finished:
+        target = next(t for spec, t in pictured.values() if spec.method == event.spec.method)
+        drawn = sorted((place / event.spec.key / "images").glob(f"*-{target.picture}.png"))
+        if drawn:
+            shutil.copyfile(drawn[-1], out / "tables" / f"{target.name}.png")
+    return failed
 
 
 def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
@@ -119,5 +142,9 @@ def _draw(found: Outcome, folder: Path) -> list[Path]:
 def _write_page(found: list[Outcome], page: Path) -> None:
     folder = page.parent / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = {one.target.name: path for one in found for path in _draw(one, folder) if path.suffix == ".svg"}
+    for one in found:
+        _draw(one, folder)
+    # pictures of runs are put there by hand from OUT/tables: they cannot be drawn from results
+    drawn = {one.target.name: folder / f"{one.target.name}{'.png' if one.target.picture else '.svg'}" for one in found}
+    drawn = {name: path for name, path in drawn.items() if path.exists()}
     page.write_text(reproduction_page(found, {name: f"figures/{path.name}" for name, path in drawn.items()}), "utf-8")

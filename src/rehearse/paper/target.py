@@ -54,6 +54,8 @@ class Target:
     metrics: tuple[str, ...] = ("accuracy", "forgetting")
     pairs: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    picture: str = ""
+    """For a figure that is a picture of one run: which of the pictures that the run draws after its last task."""
 
     def available(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.missing is None]

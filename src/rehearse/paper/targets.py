@@ -90,11 +90,10 @@ def _figure4() -> Target:
     return Target("figure4", title, entries, 20, ("accuracy", "anytime_accuracy"), (("ER-MIR", "ER"),), note)
 
 
-def _pictures(name: str, method: str, title: str) -> Target:
+def _picture(name: str, method: str, picture: str, title: str) -> Target:
     """Figures 2 and 3 are pictures of one run."""
     entry = Entry(method.upper(), "MNIST Split", method, "split-mnist")
-    note = "The figure itself is pictures, which a run draws with --images."
-    return Target(name, title, (entry,), 1, ("accuracy", "generator-loss"), note=note)
+    return Target(name, title, (entry,), 1, ("accuracy", "generator-loss"), picture=picture)
 
 
 def _hybrid(name: str, title: str, rows: Mapping[str, tuple[str, str | None]]) -> Target:
@@ -118,10 +117,9 @@ ABLATED: Rows = {"- test AE": ("ae", "ae-without-test"), "- train & test AE": ("
 
 
 def _figures() -> Iterable[Target]:
-    yield _pictures("figure2", "gen", "What the generator of GEN imagines of Split MNIST")
-    yield _pictures(
-        "figure3", "gen-mir", "The most interfered samples while GEN-MIR learns the last task of Split MNIST"
-    )
+    imagined, retrieved = "what GEN imagines of Split MNIST", "what GEN-MIR retrieves in the last task of Split MNIST"
+    yield _picture("figure2", "gen", "imagined", f"Pictures: {imagined}, after its last task")
+    yield _picture("figure3", "gen-mir", "retrieved", f"Pictures: {retrieved}, under the incoming batch")
     yield _figure4()
     yield _hybrid("figure5", "The hybrid on Split CIFAR-10 by the number of stored codes", AE | AE_MIR)
     yield _hybrid("figure6", "The hybrid with real images at test time, and in training too", AE | ABLATED)

@@ -63,6 +63,7 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
             low, high = ([100 * bound[side] for bound in bounds] for side in (0, 1))
             axes.fill_between(tasks, low, high, color=colour, alpha=0.18, linewidth=0)
             axes.set_xticks(tasks)
+    axes.yaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("tasks seen")
     axes.set_ylabel("accuracy on tasks seen so far (%)")
     axes.grid(axis="x", visible=False)
