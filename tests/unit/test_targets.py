@@ -158,7 +158,7 @@ def test_csv_and_markdown_say_the_same() -> None:
     assert (er["n"], er["published_value"], er["published_se"], er["verdict"]) == ("4", "0.821", "0.0075", "within")
     text = outcome_markdown(found)
     assert (
-        "| ER | MNIST Split | accuracy | 81.5 ± 2.1 | 81.5 | 4 | 82.1 ± 1.5 | within | 10.0 "
+        "| ER | MNIST Split | accuracy | 81.5 ± 2.1 | 81.5 | 4 of 20 | 82.1 ± 1.5 | within | 10.0 "
         "| `rehearse reproduce table1 --only er` |"
     ) in text
     assert "| GEM | Permuted MNIST | accuracy | – | – | 0 | 78.8 ± 0.4 | not run | – |" in text

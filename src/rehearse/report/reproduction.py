@@ -28,7 +28,7 @@ def outcome_table(outcome: Outcome) -> Table:
     for name in HEAD:
         table.add_column(name, justify="left" if name in HEAD[:3] else "right")
     for line in outcome.lines:
-        table.add_row(*_cells(line))
+        table.add_row(*_cells(line, outcome.seeds))
     return table
 
 
@@ -44,7 +44,7 @@ def outcome_differences_table(outcome: Outcome) -> Table | None:
     return table
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: Line, seeds: int) -> tuple[str, ...]:
     printed = line.published.printed if line.published is not None else ""
     ours = line.ours
     return (
@@ -53,10 +53,15 @@ def _cells(line: Line) -> tuple[str, ...]:
         line.metric,
         UNDEFINED if ours is None else number(ours, line.metric),
         UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.1f}",
-        "0" if ours is None else str(ours.n),
+        _count(0 if ours is None else ours.n, seeds),
         printed or UNDEFINED,
         judgement(line),
     )
+
+
+def _count(n: int, seeds: int) -> str:
+    """How many runs there are; of how many, where some are still to come."""
+    return str(n) if n in (0, seeds) else f"{n} of {seeds}"
 
 
 def judgement(line: Line) -> str:
@@ -114,7 +119,8 @@ def outcome_markdown(outcome: Outcome) -> str:
     """The target as a section: its table, its paired differences, its note."""
     target = outcome.target
     rows = [
-        [*_cells(line), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"] for line in outcome.lines
+        [*_cells(line, outcome.seeds), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"]
+        for line in outcome.lines
     ]
     parts = [f"## {target.name}", f"{target.title}. {outcome.seeds} seeds are asked for; n says how many there are."]
     parts += [target.note] if target.note else []
