@@ -34,7 +34,7 @@ class GEM(Learner):
     Differs from the source because
 
     - the quadratic programme is solved as non-negative least squares in double precision, without adding 10⁻³ to the
-      diagonal of GGᵀ: that ridge is absolute, and with small gradients it moves the step;
+      diagonal of GGᵀ: that ridge is absolute, and moves the step where gradients are small and no margin binds;
     - the incoming batch enters the memory after the step: rows of the running task constrain nothing, so the steps
       are the same, and a refused batch is not remembered;
     - all outputs take part in the loss, whatever the task: the task is not known when predicting.
