@@ -10,6 +10,7 @@ factors together, and what the layer would give after a step of α is found with
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -131,6 +132,43 @@ def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gra
 def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
     deltas = second.deltas if weight == 1 else weight * second.deltas
     return Factors(torch.cat([first.inputs, second.inputs]), torch.cat([first.deltas, deltas]))
+
+
+# ------------------------------------------------------------------------------------------------- taking a step
+
+
+def gradient_norm(gradient: Gradient, but: Mapping[str, Factors]) -> float:
+    """The norm of the gradient; where some entries are to stay factors, a bound of it (‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖)."""
+    values = [gradient[name] for name in gradient if name not in but]
+    thin = [matrix for factors in but.values() for matrix in factors]
+    if not values and not thin:
+        return 0.0
+    norms = torch.stack(torch._foreach_norm([*thin, *values]))
+    bounds = norms[: len(thin)].view(-1, 2).prod(1)
+    norm = torch.linalg.vector_norm(torch.cat([bounds, norms[len(thin) :]])).item()
+    return norm if math.isfinite(norm) or not but else gradient_norm(gradient, {})
+
+
+def plain_sgd_factors(gradient: Gradient, optimizer: torch.optim.Optimizer) -> Mapping[str, Factors]:
+    """The factors that the optimiser's step could use as they are: all, if it is SGD pure and simple, else none."""
+    scheduled = getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", False)
+    plain = (
+        isinstance(gradient, FactoredGradient)
+        and type(optimizer) is torch.optim.SGD
+        and ("step" not in vars(optimizer) or scheduled)
+        and not optimizer._optimizer_step_pre_hooks
+        and not optimizer._optimizer_step_post_hooks
+        and not any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
+    )
+    return gradient.factors if plain and isinstance(gradient, FactoredGradient) else {}
+
+
+def step_by_factors(factors: Mapping[str, Factors], stepped: Stepped) -> None:
+    """θ ← θ − α ΔᵀX, at the price of the product alone: the gradient is neither written nor read."""
+    with torch.no_grad():
+        for name, (inputs, deltas) in factors.items():
+            parameter, group = stepped[name]
+            parameter.addmm_(deltas.t(), inputs, alpha=-rate(group))
 
 
 # -------------------------------------------------------------------------------------- linear layers after a step

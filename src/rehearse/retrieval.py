@@ -108,9 +108,7 @@ class MostInterfered:
     def _candidates(self, memory: Memory, incoming: Batch) -> Batch:
         if self.candidates is None:
             return memory.all(exclude_task=incoming.task)
-        drawn = memory.sample(self.candidates, exclude_task=incoming.task)
-        assert drawn.slots is not None
-        return drawn.take(drawn.slots.argsort())  # in the order of the slots, so that a stable sort settles ties
+        return memory.sample(self.candidates, exclude_task=incoming.task, ordered=True)  # so a stable sort settles ties
 
     def _baseline(self, memory: Memory, candidates: Batch, before: Tensor) -> Tensor:
         if self.criterion == "mi1":

@@ -24,7 +24,7 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, Use, gradient_of
+from ..gradients import Gradient, Use, gradient_norm, gradient_of, plain_sgd_factors, step_by_factors
 from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
 from ..lookahead import call_arguments
@@ -198,6 +198,8 @@ class Learner(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back a `state_dict`; one that does not fit is refused and changes nothing."""
+        if not isinstance(state, dict):
+            raise CheckpointError(f"a state is a dict, as state_dict gives it; this is a {type(state).__name__}")
         if state.get("learner") != type(self).__name__:
             raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {type(self).__name__}")
         before = self.state_dict()
@@ -361,19 +363,22 @@ def step_along(
 
     Whatever stood in ``.grad`` is there again afterwards, and has no part in the step.
     """
-    norms = torch.stack(torch._foreach_norm(list(gradient.values()))) if gradient else torch.zeros(1)
-    if not bool(norms.isfinite().all()):
+    stepped = stepped or stepped_parameters(model, optimizer)
+    factors = plain_sgd_factors(gradient, optimizer) if clip is None else {}
+    norm = gradient_norm(gradient, but=factors)
+    if not math.isfinite(norm):
         raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
     if clip is not None:
-        scale = min(1.0, clip / (float(torch.linalg.vector_norm(norms)) + 1e-12))
+        scale = min(1.0, clip / (norm + 1e-12))
         gradient = {name: value * scale for name, value in gradient.items()}
     stood = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
     try:
         for parameter, _ in stood:
             parameter.grad = None
-        for name, (parameter, _) in (stepped or stepped_parameters(model, optimizer)).items():
-            parameter.grad = gradient.get(name)
+        for name, (parameter, _) in stepped.items():
+            parameter.grad = gradient.get(name) if name not in factors else None
         optimizer.step()
+        step_by_factors(factors, stepped)
     finally:
         for parameter, before in stood:
             parameter.grad = before

@@ -102,7 +102,7 @@ class Replay(Learner):
                 )
                 self._move_statistics()
                 recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
-        self.memory.add(incoming.x, incoming.y, task=incoming.task, **known)  # M ← UpdateMemory(B_n)
+        self.memory.keep(incoming, **known)  # M ← UpdateMemory(B_n)
         self._settle(incoming)
         return Step(incoming_loss, recalled_loss, recalled, scores)
 

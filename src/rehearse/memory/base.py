@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
-from ..errors import CheckpointError, InvalidInput
+from ..errors import CheckpointError, InvalidInput, InvalidType
 from .ids import as_ids
 from .index import Slots, TaskIndex
 from .rows import Rows
@@ -74,8 +74,7 @@ class Memory(ABC):
 
     def check(self, batch: Batch, **columns: Tensor) -> None:
         """Refuse a batch that could not be added; changes nothing."""
-        self._check_policy(batch)
-        self._rows.check(batch.x, self._columns(batch, columns))
+        self._checked_columns(batch, columns)
 
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
         """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
@@ -84,9 +83,13 @@ class Memory(ABC):
         ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept.
         """
         batch = checked_batch(x, y, task)
-        self._check_policy(batch)
-        rows = self._columns(batch, columns)
-        self._rows.check(batch.x, rows)
+        return self._keep(batch, self._checked_columns(batch, columns))
+
+    def keep(self, batch: Batch, **columns: Tensor) -> Tensor:
+        """`add` for a batch that `check` has let through."""
+        return self._keep(batch, self._columns(batch, columns))
+
+    def _keep(self, batch: Batch, rows: dict[str, Tensor]) -> Tensor:
         if self._rows.x is None:
             self._rows.allocate(batch.x, rows)
         slots = self._place(batch)
@@ -103,6 +106,12 @@ class Memory(ABC):
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
+
+    def _checked_columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
+        self._check_policy(batch)
+        columns = self._columns(batch, extra)
+        self._rows.check(batch.x, columns)
+        return columns
 
     def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
         n = len(batch)
@@ -126,11 +135,17 @@ class Memory(ABC):
         """How many rows a sample could be drawn from."""
         return self._index.count(_task_set(exclude_task))
 
-    def sample(self, n: int, exclude_task: int | Tensor | None = None) -> Batch:
-        """``n`` distinct rows at random (all where there are fewer), without those of a task; O(n)."""
+    def sample(self, n: int, exclude_task: int | Tensor | None = None, *, ordered: bool = False) -> Batch:
+        """``n`` distinct rows at random (all where there are fewer), without those of a task; O(n).
+
+        They come in random order, or in the order of their slots if ``ordered``.
+        """
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
             raise InvalidInput(f"cannot sample {n!r} rows; ask for a number of rows")
-        return self.get(torch.from_numpy(self._index.draw(self._sampling, int(n), _task_set(exclude_task))))
+        slots = self._index.draw(self._sampling, int(n), _task_set(exclude_task))
+        if ordered:
+            slots.sort()
+        return self.get(torch.from_numpy(slots))
 
     def all(self, exclude_task: int | Tensor | None = None) -> Batch:
         """Every row outside a task, in the order of the slots."""
@@ -203,6 +218,8 @@ class Memory(ABC):
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
+        if slots is not None and not isinstance(slots, Iterable):
+            raise InvalidType(f"slots are whole numbers in a list; this is {slots!r}")
         names = None if ids is None else as_ids(ids)
         doomed = self._doomed(names, slots, predicate)
         if len(doomed):
@@ -220,7 +237,7 @@ class Memory(ABC):
     def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
         occupied = self._index.occupied()
         if slots is not None:
-            return np.asarray(np.intersect1d(occupied, np.asarray(list(slots), dtype=np.int64)))
+            return np.asarray(np.intersect1d(occupied, _slot_numbers(slots)))
         parts = np.split(occupied, range(FORGET_ROWS, len(occupied), FORGET_ROWS)) if len(occupied) else []
         matching = [self._matching(self.get(torch.from_numpy(part)), ids, predicate).numpy() for part in parts]
         return occupied[np.concatenate(matching)] if matching else occupied
@@ -358,6 +375,15 @@ def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) 
     y, task = columns.pop(TARGET), columns.pop(TASK)
     columns.pop(ARRIVED)
     return Batch(x, y, task, slots, columns)
+
+
+def _slot_numbers(slots: Any) -> Slots:
+    numbers = as_tensor(slots if isinstance(slots, Tensor | np.ndarray) else list(slots), "slots")
+    if numbers.ndim != 1 or (len(numbers) and (numbers.is_floating_point() or numbers.dtype == torch.bool)):
+        raise InvalidInput(
+            f"slots are whole numbers in a list; these are {numbers.dtype} of shape {tuple(numbers.shape)}"
+        )
+    return numbers.cpu().numpy().astype(np.int64)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:

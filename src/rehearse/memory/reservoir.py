@@ -18,10 +18,10 @@ class ReservoirMemory(Memory):
     """
 
     def _place(self, batch: Batch) -> Slots:
-        arrival = np.arange(self.seen, self.seen + len(batch))
-        slots = arrival.copy()
-        late = arrival >= self.capacity
-        if late.any():
-            drawn = self._insertion.integers(0, arrival[late] + 1)
-            slots[late] = np.where(drawn < self.capacity, drawn, -1)
+        slots = np.arange(self.seen, self.seen + len(batch))
+        early = max(self.capacity - self.seen, 0)
+        if early < len(slots):
+            drawn = self._insertion.integers(0, slots[early:] + 1)
+            drawn[drawn >= self.capacity] = -1
+            slots[early:] = drawn
         return slots
