@@ -13,7 +13,7 @@ from .axes import Axis, cost_axis, linear_axis
 from .sections import Row
 
 WIDTH, HEIGHT = 540, 340
-LEFT, RIGHT, TOP, BOTTOM = 52, 524, 36, 286
+LEFT, RIGHT, TOP, BOTTOM = 52, 508, 36, 286
 
 
 @dataclass(frozen=True)

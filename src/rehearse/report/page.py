@@ -138,7 +138,8 @@ def _settings(section: Section) -> list[str]:
     """The section's settings in words; what the stream decides by itself is left out."""
     problem = section.problem
     words = [] if section.capacity is None else [f"memory of {section.capacity:,} rows"]
-    words += [f"network {problem['network']}", f"batches of {problem['batch_size']}"]
+    networks = sorted({row.spec.network for row in section.rows})
+    words += [f"network{'s' if len(networks) > 1 else ''} {', '.join(networks)}", f"batches of {problem['batch_size']}"]
     names = {"tasks": "tasks", "samples_per_task": "rows a task"}
     words += [f"{problem[name]:,} {said}" for name, said in names.items() if problem[name] is not None]
     if problem["class_order"] is not None:

@@ -21,7 +21,7 @@ from .runs import FinishedRun
 
 # What makes two runs answers to the same question; the rest of a spec tells methods apart.
 PROBLEM = (
-    "stream", "network", "tasks", "samples_per_task", "batch_size", "class_order", "split_seed", "stream_version",
+    "stream", "tasks", "samples_per_task", "batch_size", "class_order", "split_seed", "stream_version",
 )  # fmt: skip
 STYLES = 8
 
