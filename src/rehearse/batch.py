@@ -48,6 +48,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same rows on another device."""
+        if all(leaf.device == device for leaf in (self.y, *tree_leaves(self.x), *self.columns.values())):
+            return self  # tasks and slots are only ever asked for by the memory, on its own device
         return Batch(
             x=tree_map(lambda leaf: leaf.to(device), self.x),
             y=self.y.to(device),

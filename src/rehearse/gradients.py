@@ -30,6 +30,14 @@ def rate(group: Mapping[str, Any]) -> float:
     return float(group["lr"]) * (-1 if group.get("maximize") else 1)
 
 
+def by_rate(stepped: Stepped) -> dict[float, list[str]]:
+    """The parameters' names, by learning rate: most often there is one."""
+    names: dict[float, list[str]] = {}
+    for name, (_, group) in stepped.items():
+        names.setdefault(rate(group), []).append(name)
+    return names
+
+
 class Factors(NamedTuple):
     """What went into a linear layer, and the gradient of what came out, a row each."""
 
@@ -137,38 +145,40 @@ def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
 # ------------------------------------------------------------------------------------------------- taking a step
 
 
-def gradient_norm(gradient: Gradient, but: Mapping[str, Factors]) -> float:
-    """The norm of the gradient; where some entries are to stay factors, a bound of it (‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖)."""
-    values = [gradient[name] for name in gradient if name not in but]
-    thin = [matrix for factors in but.values() for matrix in factors]
+def gradient_norm(gradient: Gradient, factored: bool = False) -> float:
+    """The norm of the gradient; if factors are to stay ``factored``, a bound of it (‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖)."""
+    factors = gradient.factors if factored and isinstance(gradient, FactoredGradient) else {}
+    values = [gradient[name] for name in gradient if name not in factors]
+    thin = [matrix for pair in factors.values() for matrix in pair]
     if not values and not thin:
         return 0.0
     norms = torch.stack(torch._foreach_norm([*thin, *values]))
     bounds = norms[: len(thin)].view(-1, 2).prod(1)
     norm = torch.linalg.vector_norm(torch.cat([bounds, norms[len(thin) :]])).item()
-    return norm if math.isfinite(norm) or not but else gradient_norm(gradient, {})
+    return norm if math.isfinite(norm) or not factors else gradient_norm(gradient)
 
 
-def plain_sgd_factors(gradient: Gradient, optimizer: torch.optim.Optimizer) -> Mapping[str, Factors]:
-    """The factors that the optimiser's step could use as they are: all, if it is SGD pure and simple, else none."""
-    scheduled = getattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched", False)
-    plain = (
-        isinstance(gradient, FactoredGradient)
-        and type(optimizer) is torch.optim.SGD
-        and ("step" not in vars(optimizer) or scheduled)
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step is θ − α∇ℓ and nothing else: no momentum, decay or hooks, nobody who watches `step`."""
+    return (
+        type(optimizer) is torch.optim.SGD
+        and "step" not in vars(optimizer)
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
-        and not any(group["momentum"] or group["weight_decay"] for group in optimizer.param_groups)
+        and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
     )
-    return gradient.factors if plain and isinstance(gradient, FactoredGradient) else {}
 
 
-def step_by_factors(factors: Mapping[str, Factors], stepped: Stepped) -> None:
-    """θ ← θ − α ΔᵀX, at the price of the product alone: the gradient is neither written nor read."""
+def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
+    """θ ← θ − α∇ℓ, what plain SGD does. A factored gradient is neither written nor read: θ ← θ − α ΔᵀX at once."""
+    factors = gradient.factors if isinstance(gradient, FactoredGradient) else {}
     with torch.no_grad():
         for name, (inputs, deltas) in factors.items():
             parameter, group = stepped[name]
             parameter.addmm_(deltas.t(), inputs, alpha=-rate(group))
+        for alpha, names in by_rate({name: stepped[name] for name in gradient if name not in factors}).items():
+            parameters = [stepped[name][0] for name in names]
+            torch._foreach_add_(parameters, [gradient[name] for name in names], alpha=-alpha)
 
 
 # -------------------------------------------------------------------------------------- linear layers after a step

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from .batch import Batch, Tree
 from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
-from .gradients import FactoredGradient, Factors, Foreseen, rate
+from .gradients import FactoredGradient, Factors, Foreseen, by_rate
 from .gradients import Gradient as Gradient
 from .heads import find_head, head_inputs
 from .losses import as_loss
@@ -141,10 +141,7 @@ class Lookahead:
     @staticmethod
     def _sgd_step(stepped: Stepped, gradient: Gradient) -> dict[str, Tensor]:
         moved: dict[str, Tensor] = {}
-        by_rate: dict[float, list[str]] = {}
-        for name, (_, group) in stepped.items():
-            by_rate.setdefault(rate(group), []).append(name)
-        for alpha, names in by_rate.items():
+        for alpha, names in by_rate(stepped).items():
             parameters = [stepped[name][0].detach() for name in names]
             values = torch._foreach_add(parameters, [gradient[name] for name in names], alpha=-alpha)
             moved.update(zip(names, values, strict=True))

@@ -24,7 +24,7 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, Use, gradient_norm, gradient_of, plain_sgd_factors, step_by_factors
+from ..gradients import Gradient, Use, gradient_norm, gradient_of, is_plain_sgd, sgd_step
 from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
 from ..lookahead import call_arguments
@@ -364,10 +364,13 @@ def step_along(
     Whatever stood in ``.grad`` is there again afterwards, and has no part in the step.
     """
     stepped = stepped or stepped_parameters(model, optimizer)
-    factors = plain_sgd_factors(gradient, optimizer) if clip is None else {}
-    norm = gradient_norm(gradient, but=factors)
+    direct = clip is None and is_plain_sgd(optimizer)
+    norm = gradient_norm(gradient, factored=direct)
     if not math.isfinite(norm):
         raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+    if direct:
+        sgd_step(gradient, stepped)
+        return
     if clip is not None:
         scale = min(1.0, clip / (norm + 1e-12))
         gradient = {name: value * scale for name, value in gradient.items()}
@@ -376,9 +379,8 @@ def step_along(
         for parameter, _ in stood:
             parameter.grad = None
         for name, (parameter, _) in stepped.items():
-            parameter.grad = gradient.get(name) if name not in factors else None
+            parameter.grad = gradient.get(name)
         optimizer.step()
-        step_by_factors(factors, stepped)
     finally:
         for parameter, before in stood:
             parameter.grad = before

@@ -52,7 +52,7 @@ class ReducedResNet18(nn.Module):
         self.body = nn.Sequential(
             _convolution(channels, base, 3, 1),
             _normalisation(norm, base),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             *_stage(base, base, 1, norm),
             *_stage(base, 2 * base, 2, norm),
             *_stage(2 * base, 4 * base, 2, norm),
@@ -81,7 +81,7 @@ class BasicBlock(nn.Module):
         self.residual = nn.Sequential(
             _convolution(before, after, 3, stride),
             _normalisation(norm, after),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             _convolution(after, after, 3, 1),
             _normalisation(norm, after),
         )
@@ -91,7 +91,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(residual(x) + shortcut(x))."""
-        return F.relu(self.residual(x) + self.shortcut(x))
+        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
 
 
 def _stage(before: int, after: int, stride: int, norm: Norm) -> list[nn.Module]:
