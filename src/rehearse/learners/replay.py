@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree
 from ..compute import batchnorms
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, add_gradients, linear_uses
 from ..lookahead import Lookahead
 from ..losses import to_remember
 from ..memory import Memory
-from ..retrieval import MostInterfered, Retrieval
+from ..retrieval import MostInterfered, Recall, Retrieval
 from .base import Learner, Step, join, mean_loss, without_task
 from .statistics import recalibrated_statistics
 
@@ -97,9 +97,7 @@ class Replay(Learner):
             for _ in range(self.updates):
                 gradient, incoming_loss, known = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
                 self.memory.check(incoming, **known)
-                recalled, scores = self.retrieval(
-                    self.memory, self._asking(incoming), gradient, self.lookahead, self.budget
-                )
+                recalled, scores = self._recall(incoming, gradient)
                 self._move_statistics()
                 recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
         self.memory.keep(incoming, **known)  # M ← UpdateMemory(B_n)
@@ -128,8 +126,19 @@ class Replay(Learner):
             loss = mean_loss(self._losses(incoming, False, scores))
             return self._gradient(loss, uses), loss.item(), to_remember(self.loss, scores)
 
-    def _asking(self, incoming: Batch) -> Batch:
-        return incoming if self.exclude_current_task else without_task(incoming)
+    def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
+        """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""
+        asking = incoming if self.exclude_current_task else without_task(incoming)
+        if self.memory.eligible(asking.task) == 1 and any(
+            isinstance(m, nn.BatchNorm1d) for m in batchnorms(self.model)
+        ):
+            return None, None
+        try:
+            return self.retrieval(self.memory, asking, gradient, self.lookahead, self.budget)
+        except RehearseError:
+            raise
+        except (RuntimeError, ValueError) as problem:
+            raise InvalidInput(f"the memories cannot be scored: {problem}") from problem
 
     def _move_statistics(self) -> None:
         """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
