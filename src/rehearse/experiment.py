@@ -179,13 +179,17 @@ class Run:
     def _iid(self) -> bool:
         return find_method(self.spec.method).iid_epochs > 0
 
+    def row(self, batch: Batch) -> int:
+        """The row of the matrix that is written when the task of this batch ends; shuffled streams have the last."""
+        return batch.task if isinstance(batch.task, int) and not self._iid else len(self.extra) - 1
+
     def _end(self, batch: Batch) -> None:
         started = time.perf_counter()
         if not self.spec.task_free:
             self.learner.end_task()
         self.training_seconds += time.perf_counter() - started
         started = time.perf_counter()
-        row = len(self.extra) - 1 if self._iid or not isinstance(batch.task, int) else batch.task
+        row = self.row(batch)
         for name, tasks in self.stream.evaluation.items():
             for column, rows in enumerate(tasks):
                 right = self.learner.predict(rows.x).cpu() == rows.y
@@ -301,7 +305,7 @@ def execute(
                 log.checkpoint_if_due()
             if on_progress is not None:
                 task = batch.task if isinstance(batch.task, int) else None
-                seen = float(np.nanmean(run.matrices["test"][task or 0])) if evaluated else None
+                seen = float(np.mean(run.matrices["test"][run.row(batch)])) if evaluated else None
                 on_progress(Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, seen))
     except Stopped:
         if log is not None:
@@ -363,7 +367,7 @@ class RunLog:
             line["scores"] = None if step.interference is None else step.interference.tolist()
         self._write(line)
         if evaluated:
-            row = len(self.run.extra) - 1 if line["task"] is None or self.run._iid else line["task"]
+            row = self.run.row(batch)
             rows = {name: matrix[row].tolist() for name, matrix in self.run.matrices.items()}
             self._write({"step": self.run.position, "evaluated_after_task": row, **rows, **self.run.extra[row]})
 
