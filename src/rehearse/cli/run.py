@@ -69,6 +69,9 @@ def run(
     precision: Annotated[
         str | None, typer.Option(help="auto, float32 (exact and portable), bfloat16 or bfloat16-scoring.")
     ] = None,
+    mir_on: Annotated[
+        str | None, typer.Option(help="For gen-mir, whose interference is searched for: classifier, generator or both.")
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option("--option", "-o", help="A method's own option, NAME=VALUE; see `rehearse methods`."),
@@ -121,7 +124,7 @@ def run(
     }
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
-    options = _options(option or [])
+    options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
     specs = {
         name: [
             resolve(name, stream, base, chosen, {"options": _of(name, options, names)}, {"seed": seed})
