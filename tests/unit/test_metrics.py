@@ -90,12 +90,7 @@ def test_one_task_has_no_forgetting_to_speak_of():
         assert math.isnan(metrics.forgetting(one, definition))
     assert metrics.forgetting(one, "all-tasks") == 0
     assert math.isnan(metrics.backward_transfer(one))
-    assert (
-        metrics.average_accuracy(one)
-        == metrics.learning_accuracy(one)
-        == metrics.anytime_accuracy(one)
-        == 0.9
-    )
+    assert metrics.average_accuracy(one) == metrics.learning_accuracy(one) == metrics.anytime_accuracy(one) == 0.9
 
 
 def test_an_unmeasured_entry_is_not_skipped_silently():
@@ -108,9 +103,7 @@ def test_an_unmeasured_entry_is_not_skipped_silently():
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    "bad", [[0.5, 0.6], [[0.5, 0.6]], [], [[]], [[[0.5]]], [[0.5], [0.5, 0.6]], "no", 0.5]
-)
+@pytest.mark.parametrize("bad", [[0.5, 0.6], [[0.5, 0.6]], [], [[]], [[[0.5]]], [[0.5], [0.5, 0.6]], "no", 0.5])
 def test_bad_shapes_are_refused(function, bad):
     with pytest.raises(InvalidInput, match="accuracy matrix"):
         function(bad)
