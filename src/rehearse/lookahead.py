@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .batch import Batch, Tree
+from .batch import Batch, Tree, tree_leaves
+from .compiled import compiled_or_none
 from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
 from .gradients import FactoredGradient, Factors, Foreseen, by_rate
@@ -33,7 +34,8 @@ class Lookahead:
     paper), or θᵛ = what the optimiser would really make of that gradient, with its momentum, weight decay and all
     (``virtual_step="optimizer"``). With ``layers="head"`` only the last layer is foreseen, and the body is passed once.
 
-    Losses are those of scoring: no dropout, batch-norm with the statistics of the scored batch.
+    Losses are those of scoring: no dropout, batch-norm with the statistics of the scored batch. With ``compile_rows``,
+    batches of that many rows are passed through torch.compile, smaller ones (at the start of a stream) are not.
     """
 
     def __init__(
@@ -47,12 +49,17 @@ class Lookahead:
         prepare: Callable[[Tree], Tree] | None = None,
         computation: Computation | None = None,
         parts: Callable[[], Parts] | None = None,
+        compile_rows: int | None = None,
     ) -> None:
         if virtual_step not in ("sgd", "optimizer"):
             raise InvalidInput(f"virtual_step is {virtual_step!r}; it must be 'sgd' or 'optimizer'")
         if layers not in ("all", "head"):
             raise InvalidInput(f"layers is {layers!r}; it must be 'all' or 'head'")
+        if compile_rows is not None and layers == "head":
+            raise InvalidInput("a look-ahead on the head alone is not compiled; leave compile out, or use layers='all'")
         self.model, self.optimizer, self.loss = model, optimizer, as_loss(loss)
+        self._compiled = None if compile_rows is None else compiled_or_none(model)
+        self._compile_rows = compile_rows
         self.virtual_step, self.layers = virtual_step, layers
         self.prepare = prepare or prepare_for_model(model)
         self.computation = computation or Computation(torch.float32, torch.float32, channels_last=False)
@@ -103,6 +110,7 @@ class Lookahead:
     def _factors(self, gradient: Gradient) -> Mapping[str, Factors]:
         """The factors that a step of plain SGD in full precision can be foreseen by."""
         usable = self.virtual_step == "sgd" and self.layers == "all" and self.computation.scoring == torch.float32
+        usable = usable and self._compiled is None
         return gradient.factors if usable and isinstance(gradient, FactoredGradient) else {}
 
     def pass_through(self, batch: Batch) -> None:
@@ -131,7 +139,10 @@ class Lookahead:
         arguments, keywords = call_arguments(x)
         replaced = {**parameters, **self.statistics}
         scores: Tensor
-        if replaced:
+        if self._compiled is not None and len(tree_leaves(x)[0]) == self._compile_rows:
+            everything = {name: parameter.detach() for name, parameter in self.model.named_parameters()} | replaced
+            scores = self._compiled(everything, arguments, keywords)
+        elif replaced:
             scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
         else:
             scores = self.model(*arguments, **keywords)

@@ -87,6 +87,7 @@ class Replay(Learner):
             prepare=self.prepare,
             computation=self.computation,
             parts=self._parts,
+            compile_rows=getattr(self.retrieval, "compile_rows", None),
         )
         self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
 
