@@ -38,10 +38,10 @@ bench: $(VENV)/.development  ## how fast, as ratios within one run; writes docs/
 	$(BIN)/python benchmarks/bench.py
 
 docs: $(VENV)/.development  ## the site, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 reproduction: $(VENV)/.development  ## docs/reproduction.md from results/
-	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md
+	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md --fill README.md
 
 wheel: $(VENV)/.development  ## dist/*.whl
 	$(BIN)/python -m build --wheel --quiet

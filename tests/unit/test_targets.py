@@ -17,7 +17,7 @@ from rehearse.paper.outcome import Results, outcome
 from rehearse.paper.published import PUBLISHED
 from rehearse.paper.target import Entry, Target
 from rehearse.paper.targets import GROUPS, TARGETS, find_targets
-from rehearse.report.reproduction import outcome_csv, outcome_markdown, reproduction_page
+from rehearse.report.reproduction import filled, outcome_csv, outcome_markdown, reproduction_page
 from rehearse.statistics import summary
 
 
@@ -188,3 +188,14 @@ def test_costs_are_those_of_the_same_setting_then_of_the_like_then_a_guess() -> 
     assert rows(cifar) == 5 * 9750
     offline = entry("table1", "iid offline", "MNIST Split").spec()
     assert work(offline) == 5 * 5000
+
+
+def test_a_page_is_filled_between_its_marks_and_nowhere_else() -> None:
+    found = outcome(TARGETS["table1"], Results(table1_results()))
+    page = "before\n<!-- generated: table1 -->\nold\n<!-- end -->\nafter\n<!-- generated: table2 -->\n<!-- end -->\n"
+    text = filled(page, [found])
+    assert text.startswith("before\n<!-- generated: table1 -->\n|")
+    assert text.endswith("\n<!-- end -->\nafter\n<!-- generated: table2 -->\n<!-- end -->\n")
+    assert "| ER | MNIST Split | accuracy | 81.5 ± 2.1 | 81.5 | 4 of 20 | 82.1 ± 1.5 | within |" in text
+    assert "old" not in text
+    assert filled(text, [found]) == text

@@ -22,6 +22,7 @@ from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_task
 from ..report.reproduction import (
     cost_table,
+    filled,
     outcome_csv,
     outcome_differences_table,
     outcome_markdown,
@@ -45,6 +46,10 @@ def reproduce(
     ] = None,
     write: Annotated[
         Path | None, typer.Option(help="Write all tables into this Markdown file, figures into a folder beside it.")
+    ] = None,
+    fill: Annotated[
+        Path | None,
+        typer.Option(help="Write the tables of the targets into this file too, where it has a mark for them."),
     ] = None,
     out: Out = Path("runs"),
     jobs: Jobs = None,
@@ -71,6 +76,8 @@ def reproduce(
         failed += _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
     results = Results(results_in(from_results or [out]))
     found = [outcome(target, results, seeds) for target in chosen]
+    if fill is not None:
+        fill.write_text(filled(fill.read_text("utf-8"), found), "utf-8")
     if write is not None:
         _write_page(found, write)
     else:

@@ -126,13 +126,38 @@ def outcome_markdown(outcome: Outcome) -> str:
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*HEAD, "CPU s a run", "command"], rows, right=3))
     if outcome.differences:
-        differences = [
-            [f"{d.later} − {d.earlier}", d.column, d.metric, number(d.ours, d.metric, sign=True), str(d.ours.n)]
-            for d in outcome.differences
-        ]
-        parts.append("Paired differences on the same seeds, in points:")
-        parts.append(markdown_table(["", "column", "metric", "difference", "n"], differences, right=3))
+        parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
+
+
+def _differences_markdown(outcome: Outcome) -> str:
+    rows = [
+        [f"{d.later} − {d.earlier}", d.column, d.metric, number(d.ours, d.metric, sign=True), str(d.ours.n)]
+        for d in outcome.differences
+    ]
+    table = markdown_table(["", "column", "metric", "difference", "n"], rows, right=3)
+    return f"Paired differences on the same seeds, in points:\n\n{table}"
+
+
+def _short_markdown(outcome: Outcome) -> str:
+    """What a reader of the first page wants: the lines that were run, and the paired differences."""
+    rows = [_cells(line, outcome.seeds) for line in outcome.lines if line.ours is not None]
+    if not rows:
+        return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
+    parts = [markdown_table(HEAD, rows, right=3)]
+    if outcome.differences:
+        parts.append(_differences_markdown(outcome))
+    parts.append(f"`rehearse reproduce {outcome.target.name}`; {LEGEND}.")
+    return "\n\n".join(parts)
+
+
+def filled(text: str, outcomes: Sequence[Outcome]) -> str:
+    """The text with what stands between ``<!-- generated: TARGET -->`` and ``<!-- end -->`` written anew."""
+    for one in outcomes:
+        before, mark, rest = text.partition(f"<!-- generated: {one.target.name} -->\n")
+        if mark:
+            text = f"{before}{mark}{_short_markdown(one)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+    return text
 
 
 def command(line: Line, target: str) -> str:
