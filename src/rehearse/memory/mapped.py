@@ -17,6 +17,7 @@ import mmap
 import os
 import shutil
 import struct
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,6 +40,8 @@ VERSION: Final = 1
 FIXED: Final = struct.Struct("<8sIIQ16sQ")  # magic, version, length of the layout's text, capacity, name, checksum
 COUNTER: Final = struct.Struct("<QQI")  # the last generation given out, the last confirmed, a checksum; rewritten
 PAGE: Final = 4096
+RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the system keeps its own cache of it
+AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 
 Slots = NDArray[np.int64]
 
@@ -51,6 +54,7 @@ class MappedFile:
         self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 where there is none
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
         self._moved = False
+        self._resident = 0
         self._generation = 0  # the last checkpoint of this history
         self._last = self._confirmed = 0  # the last of all that were ever tried, and the last that is known to be safe
         self._name = b""
@@ -92,7 +96,10 @@ class MappedFile:
                 if shutil.disk_usage(self.path.parent).free < size:
                     raise OSError(28, "no space left on the disk")
                 # Reserved now, because a mapped page that finds the disk full kills the process.
-                os.posix_fallocate(descriptor, 0, size)
+                if sys.platform == "linux":
+                    os.posix_fallocate(descriptor, 0, size)
+                else:
+                    os.ftruncate(descriptor, size)
                 os.pwrite(descriptor, header.content(), 0)
                 os.fsync(descriptor)
             for generation in generations(self.path):  # of a run that was killed before its first checkpoint was safe
@@ -150,9 +157,18 @@ class MappedFile:
     def overwriting(self, slots: Slots) -> Iterator[None]:
         """Around every write: journal what is overwritten for the first time, then take the new digests."""
         self._journal_held(ROW, slots)
+        self.passed(len(slots))
         yield
         for slot in slots:
             self._digests[slot] = _digest(self._rows[slot])
+
+    def passed(self, rows: int) -> None:
+        """Rows were touched: let go of pages now and then, so that the process stays small."""
+        assert self._layout is not None
+        self._resident += rows * (self._layout.row_bytes + AROUND)
+        if self._resident > RESIDENT:
+            self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was written stays written
+            self._resident = 0
 
     def erase(self, slots: Slots) -> None:
         """Overwrite rows for good: going back to a checkpoint will not bring them back."""

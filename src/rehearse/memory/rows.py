@@ -79,6 +79,8 @@ class Rows:
             held[slots] = torch.zeros((), dtype=held.dtype)
 
     def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+        if self.file is not None:
+            self.file.passed(len(slots))
         return (
             tree_map(lambda held: pick(held, slots), self.x),
             {name: pick(column, slots) for name, column in self.columns.items()},
