@@ -1,0 +1,28 @@
+"""What the menu shows: the pages written by hand in their order, then whatever others write, as far as it is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+RESULTS = {"Reproduction": "reproduction.md", "Scaling": "scaling.md", "Performance": "performance.md"}
+FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
+
+
+def on_config(config: Any) -> Any:
+    """Called by mkdocs before it looks at the menu."""
+    docs = Path(config["docs_dir"])
+    results = [{title: page} for title, page in RESULTS.items() if (docs / page).exists()]
+    folders = {title: _pages(docs, folder) for title, folder in FOLDERS.items()}
+    log = [{"Measurements": "log.md"}] if (docs / "log.md").exists() else []
+    added = {"Methods": folders["Methods"], "Results": results + log, "Decisions": folders["Decisions"]}
+    menu = list(config["nav"])
+    place = next(number for number, entry in enumerate(menu) if "Reference" in entry)
+    menu[place:place] = [{title: pages} for title, pages in added.items() if pages]
+    config["nav"] = menu
+    return config
+
+
+def _pages(docs: Path, folder: str) -> list[str]:
+    names = sorted(str(page.relative_to(docs)) for page in (docs / folder).glob("*.md"))
+    return sorted(names, key=lambda name: not name.endswith("README.md"))  # the overview first

@@ -1,0 +1,74 @@
+"""Every Python block of the README and of the site is run: those of a page in order, in one namespace."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def program(page: Path) -> str:
+    """The page with everything but its Python blocks blanked, so that an error names the line of the page."""
+    text = page.read_text()
+    lines = [""] * (text.count("\n") + 1)
+    for block in BLOCK.finditer(text):
+        first, indent = text.count("\n", 0, block.start(2)), len(block[1])
+        for number, line in enumerate(block[2].splitlines()):
+            lines[first + number] = line[indent:]
+    return "\n".join(lines)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if program(page).strip()], ids=name)
+def test_the_code_of_a_page_runs(page, tmp_path):
+    """In a process of its own and an empty directory, with every warning an error."""
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(program(page))
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", script],
+        cwd=tmp_path / "empty",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_readmes_example_has_fifteen_lines():
+    first = next(BLOCK.finditer((ROOT / "README.md").read_text()))[2]
+    assert len(first.splitlines()) <= 15
+
+
+def test_the_first_page_has_ten_lines():
+    first = next(BLOCK.finditer((ROOT / "docs" / "index.md").read_text()))[2]
+    assert len(first.splitlines()) <= 10
+
+
+def test_every_file_that_the_readme_names_is_there():
+    text = (ROOT / "README.md").read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_nobody_is_told_to_install_the_other_project_of_that_name():
+    """On PyPI `rehearse` is somebody else's; ours is installed from the checkout, as rehearse-torch."""
+    other = re.compile(r"pip install (-\S+ )*rehearse(?!-torch)\b")
+    assert [name(page) for page in PAGES if other.search(page.read_text())] == []
+
+
+def test_generated_parts_of_the_readme_are_closed():
+    text = (ROOT / "README.md").read_text()
+    assert text.count("<!-- generated:") == text.count("<!-- end -->")
