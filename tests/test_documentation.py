@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from rehearse.paper.targets import TARGETS
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
@@ -69,6 +71,9 @@ def test_nobody_is_told_to_install_the_other_project_of_that_name():
     assert [name(page) for page in PAGES if other.search(page.read_text())] == []
 
 
-def test_generated_parts_of_the_readme_are_closed():
+def test_generated_parts_of_the_readme_are_closed_and_named_after_what_fills_them():
     text = (ROOT / "README.md").read_text()
-    assert text.count("<!-- generated:") == text.count("<!-- end -->")
+    marks = re.findall(r"<!-- generated: (\S+) -->\n", text)
+    assert marks
+    assert len(marks) == text.count("<!-- end -->")
+    assert [mark for mark in marks if mark not in TARGETS] == []
