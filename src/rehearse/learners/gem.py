@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ..memory import TaskRingMemory
 from ..parts import stepped_parameters
 from .base import Learner, Step, mean_loss
 from .replay import check_positive
+
+ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
+ROUNDING: Final = 1e-10
 
 
 class GEM(Learner):
@@ -111,15 +114,26 @@ def project(g: Tensor, past: Tensor, margin: float = 0.0) -> Tensor:
     With v = u + margin and b = g + Gᵀ·margin this is min ‖Gᵀu + b‖² over u ≥ 0, where only the triangular factor of
     [Gᵀ b] counts: a problem of as many unknowns as there are tasks. Rows of G are scaled to length one and b too, so
     that tolerances mean the same at every size of gradient; rows that are zero constrain nothing. Parallel or
-    nearly dependent rows leave v undetermined, but not the step.
+    nearly dependent rows leave v undetermined, but not the step. The result is the point nearest to b where no
+    ⟨·, g_k⟩ < 0: where rounding has missed that, it is sought again from the point found.
     """
-    from scipy.optimize import nnls  # here, so that importing the package does not import scipy
-
     if bool((past @ g >= 0).all()):
         return g
-    b = g + margin * past.sum(0)
+    step = g + margin * past.sum(0)
     lengths = past.norm(dim=1)
     units = past[lengths > 0] / lengths[lengths > 0, None]
+    tolerance = -ROUNDING * step.norm()
+    for _ in range(ROUNDS):
+        step = _nearest(step, units)
+        if bool((units @ step >= tolerance).all()):
+            break
+    return step
+
+
+def _nearest(b: Tensor, units: Tensor) -> Tensor:
+    """b + Gᵀu with u = argmin ‖Gᵀu + b‖² over u ≥ 0."""
+    from scipy.optimize import nnls  # here, so that importing the package does not import scipy
+
     size = b.norm()
     if size == 0:
         return b
