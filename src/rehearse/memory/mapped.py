@@ -12,14 +12,11 @@ failure, pages that the system wrote out of order are found by the digests and r
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import shutil
-import struct
 import sys
 import weakref
-import zlib
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -32,14 +29,10 @@ from torch import Tensor
 
 from ..batch import Tree
 from ..errors import CheckpointError, InvalidInput, InvalidType
+from .header import FIXED, PAGE, Header, counter, lock, opened, release
 from .journal import CHUNK, FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
 from .layout import Layout
 
-MAGIC: Final = b"REHROWS\0"
-VERSION: Final = 1
-FIXED: Final = struct.Struct("<8sIIQ16sQ")  # magic, version, length of the layout's text, capacity, name, checksum
-COUNTER: Final = struct.Struct("<QQI")  # the last generation given out, the last confirmed, a checksum; rewritten
-PAGE: Final = 4096
 RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the system keeps its own cache of it
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 
@@ -74,9 +67,9 @@ class MappedFile:
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the rows of the memory")
         if self.path.exists():
-            with _opened(self.path) as descriptor:
-                _lock(descriptor, self.path)
-                if _Header.read(descriptor, self.path).confirmed:
+            with opened(self.path) as descriptor:
+                lock(descriptor, self.path)
+                if Header.read(descriptor, self.path).confirmed:
                     raise InvalidInput(
                         f"{self.path} holds the rows of an earlier run: load its checkpoint to go on, or delete the "
                         "file to start anew"
@@ -88,11 +81,11 @@ class MappedFile:
         """Lay out a new file for rows that look like these."""
         self.check_start()
         layout, name = Layout.of(x, columns), os.urandom(16)
-        header = _Header(layout.text, self.capacity, name)
+        header = Header(layout.text, self.capacity, name)
         size = header.size + self.capacity * layout.row_bytes
         temporary = self.path.with_name(f"{self.path.name}.new")
         try:
-            with _opened(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
+            with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
                 if shutil.disk_usage(self.path.parent).free < size:
                     raise OSError(28, "no space left on the disk")
                 # Reserved now, because a mapped page that finds the disk full kills the process.
@@ -121,11 +114,11 @@ class MappedFile:
         self._close()
         self._close = lambda: None
 
-    def _open(self, header: _Header | None = None) -> None:
+    def _open(self, header: Header | None = None) -> None:
         descriptor = os.open(self.path, os.O_RDWR)
         try:
-            _lock(descriptor, self.path)
-            header = _Header.read(descriptor, self.path) if header is None else header
+            lock(descriptor, self.path)
+            header = Header.read(descriptor, self.path) if header is None else header
             layout = Layout(header.layout)
             size = header.size + self.capacity * layout.row_bytes
             if header.capacity != self.capacity or os.fstat(descriptor).st_size < size:
@@ -139,7 +132,7 @@ class MappedFile:
             os.close(descriptor)
             raise
         self._map, self._descriptor = mapped, descriptor
-        self._close = weakref.finalize(self, _release, descriptor)
+        self._close = weakref.finalize(self, release, descriptor)
         self._name, self._layout = header.name, layout
         self._last, self._confirmed = header.last, header.confirmed
         rows = np.frombuffer(mapped, dtype=np.uint8, offset=header.size, count=self.capacity * layout.row_bytes)
@@ -240,7 +233,7 @@ class MappedFile:
                 journal.delete()
 
     def _write_counter(self) -> None:
-        os.pwrite(self._descriptor, _counter(self._last, self._confirmed), FIXED.size)
+        os.pwrite(self._descriptor, counter(self._last, self._confirmed), FIXED.size)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Go back to a checkpoint: the columns, and the slots whose rows were forgotten since and stay so.
@@ -349,68 +342,5 @@ class _Plan:
                 rows[some] = records["row"][self._record[some]]
 
 
-class _Header:
-    """What stands before the rows: the layout, the file's own name, and the count of its checkpoints."""
-
-    def __init__(self, layout: str, capacity: int, name: bytes, last: int = 0, confirmed: int = 0) -> None:
-        self.layout, self.capacity, self.name = layout, capacity, name
-        self.last, self.confirmed = last, confirmed
-        self.size = -(-(FIXED.size + COUNTER.size + len(layout.encode())) // PAGE) * PAGE
-
-    def content(self) -> bytes:
-        text = self.layout.encode()
-        fixed = FIXED.pack(MAGIC, VERSION, len(text), self.capacity, self.name, self._checksum())
-        return fixed + _counter(self.last, self.confirmed) + text
-
-    def _checksum(self) -> int:
-        return zlib.crc32(self.layout.encode() + self.name + struct.pack("<IQ", VERSION, self.capacity))
-
-    @classmethod
-    def read(cls, descriptor: int, path: Path) -> _Header:
-        content = os.pread(descriptor, FIXED.size + COUNTER.size, 0)
-        if len(content) < FIXED.size + COUNTER.size or content[: len(MAGIC)] != MAGIC:
-            raise CheckpointError(f"{path} is not a file of a memory's rows")
-        _, version, length, capacity, name, checksum = FIXED.unpack_from(content)
-        last, confirmed, _ = COUNTER.unpack_from(content, FIXED.size)
-        if version > VERSION:
-            raise CheckpointError(f"{path} has format version {version}, written by a newer rehearse")
-        text = os.pread(descriptor, length, FIXED.size + COUNTER.size)
-        header = cls(text.decode(errors="replace"), capacity, name, last, confirmed)
-        if header._checksum() != checksum or content[FIXED.size :] != _counter(last, confirmed):
-            raise CheckpointError(f"the head of {path} is damaged")
-        return header
-
-
-def _counter(last: int, confirmed: int) -> bytes:
-    return COUNTER.pack(last, confirmed, zlib.crc32(struct.pack("<QQ", last, confirmed)))
-
-
 def _digest(row: Bytes) -> int:
     return int.from_bytes(blake2b(row.data, digest_size=8).digest(), "little") or 1
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as problem:
-        raise InvalidInput(f"cannot open {path}: {problem.strerror}") from problem
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path) -> None:
-    """One memory at a time: two that write to one file would undo each other."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        raise InvalidInput(
-            f"{path} is in use by another memory, here or in another process; close it first (memory.close())"
-        ) from problem
-
-
-def _release(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor and may live a little longer
-    os.close(descriptor)
