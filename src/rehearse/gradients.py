@@ -152,9 +152,9 @@ def gradient_norm(gradient: Gradient, factored: bool = False) -> float:
     thin = [matrix for pair in factors.values() for matrix in pair]
     if not values and not thin:
         return 0.0
-    norms = torch.stack(torch._foreach_norm([*thin, *values]))
-    bounds = norms[: len(thin)].view(-1, 2).prod(1)
-    norm = torch.linalg.vector_norm(torch.cat([bounds, norms[len(thin) :]])).item()
+    norms = torch.stack(torch._foreach_norm([*thin, *values])).tolist()
+    bounds = [inputs * deltas for inputs, deltas in zip(norms[: len(thin) : 2], norms[1 : len(thin) : 2], strict=True)]
+    norm = math.hypot(*bounds, *norms[len(thin) :])
     return norm if math.isfinite(norm) or not factors else gradient_norm(gradient)
 
 

@@ -75,6 +75,8 @@ class Replay(Learner):
             raise InvalidInput(f"replay_weight is {replay_weight!r}; it must not be negative")
         if batchnorm not in get_args(BatchNorm):
             raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(get_args(BatchNorm))}")
+        if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
+            raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
         self.memory, self.retrieval = memory, MostInterfered() if retrieval is None else retrieval
         self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
         self.exclude_current_task, self.batchnorm = exclude_current_task, batchnorm
@@ -88,6 +90,7 @@ class Replay(Learner):
             computation=self.computation,
             parts=self._parts,
             compile_rows=getattr(self.retrieval, "compile_rows", None),
+            clip=clip,
         )
         self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
 
@@ -97,11 +100,11 @@ class Replay(Learner):
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
                 gradient, incoming_loss, known = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
-                self.memory.check(incoming, **known)
+                columns = self.memory.check(incoming, **known)
                 recalled, scores = self._recall(incoming, gradient)
                 self._move_statistics()
                 recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
-        self.memory.keep(incoming, **known)  # M ← UpdateMemory(B_n)
+        self.memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
         self._settle(incoming)
         return Step(incoming_loss, recalled_loss, recalled, scores)
 

@@ -72,9 +72,12 @@ class Memory(ABC):
     def __len__(self) -> int:
         return len(self._index)
 
-    def check(self, batch: Batch, **columns: Tensor) -> None:
-        """Refuse a batch that could not be added; changes nothing."""
-        self._checked_columns(batch, columns)
+    def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
+        """Refuse a batch that could not be added; changes nothing. Gives what `keep` needs beside the batch."""
+        self._check_policy(batch)
+        rows = self._columns(batch, columns)
+        self._rows.check(batch.x, rows)
+        return rows
 
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
         """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
@@ -83,13 +86,10 @@ class Memory(ABC):
         ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept.
         """
         batch = checked_batch(x, y, task)
-        return self._keep(batch, self._checked_columns(batch, columns))
+        return self.keep(batch, self.check(batch, **columns))
 
-    def keep(self, batch: Batch, **columns: Tensor) -> Tensor:
-        """`add` for a batch that `check` has let through."""
-        return self._keep(batch, self._columns(batch, columns))
-
-    def _keep(self, batch: Batch, rows: dict[str, Tensor]) -> Tensor:
+    def keep(self, batch: Batch, rows: dict[str, Tensor]) -> Tensor:
+        """`add` for a batch that `check` has just let through, with what that gave."""
         if self._rows.x is None:
             self._rows.allocate(batch.x, rows)
         slots = self._place(batch)
@@ -106,12 +106,6 @@ class Memory(ABC):
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
-
-    def _checked_columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
-        self._check_policy(batch)
-        columns = self._columns(batch, extra)
-        self._rows.check(batch.x, columns)
-        return columns
 
     def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
         n = len(batch)
@@ -390,8 +384,8 @@ def _task_set(task: int | Tensor | None) -> set[int]:
     """The tasks to leave out; unknown ones (−1) are never left out."""
     if task is None:
         return set()
-    tasks = set(task.tolist()) if isinstance(task, Tensor) and task.ndim else {int(task)}
-    return tasks - {-1}
+    values = torch.as_tensor(list(task) if isinstance(task, set | frozenset) else task)
+    return set(values.reshape(-1).tolist()) - {-1}
 
 
 def _last_of_each(slots: Slots) -> Slots:

@@ -1,0 +1,58 @@
+"""Times that can be compared: CPU time, interleaved repeats, ratios within a repeat, medians and quartiles."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from subjects import ROWS, Step, images
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times the one is of the other: the median over repeats, and the middle half of them."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} – {self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of CPU a step, by subject and repeat."""
+
+    values: Mapping[str, list[float]]
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.values[name])
+
+    def ratio(self, name: str, to: str) -> Ratio:
+        ratios = sorted(a / b for a, b in zip(self.values[name], self.values[to], strict=True))
+        low, _, high = statistics.quantiles(ratios, n=4)
+        return Ratio(statistics.median(ratios), low, high)
+
+
+def batches(kind: str, count: int, classes: int = 10) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = images(kind, ROWS * count, classes, seed=2)
+    yield from zip(x.split(ROWS), y.split(ROWS), strict=True)
+
+
+def interleaved(subjects: Mapping[str, Step], kind: str, *, repeats: int, steps: int, classes: int = 10) -> Times:
+    """Every subject takes its turn in every repeat, so that what disturbs the machine disturbs them alike."""
+    values: dict[str, list[float]] = {name: [] for name in subjects}
+    rows = list(batches(kind, steps, classes))
+    for repeat in range(-1, repeats):
+        for name, step in subjects.items():
+            started = time.thread_time()
+            for x, y in rows:
+                step(x, y)
+            if repeat >= 0:  # the first turn warms up
+                values[name].append((time.thread_time() - started) / steps * 1e3)
+    return Times(values)
