@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -113,6 +114,7 @@ def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # as any new file, not the private mode of temporary ones
         os.replace(temporary, path)
         sync_directory(path.parent)
     except BaseException as problem:
@@ -124,6 +126,13 @@ def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
                 f"cannot write {path}: {problem.strerror or problem}; what was there before is untouched"
             ) from problem
         raise
+
+
+def _umask() -> int:
+    """The process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
 
 
 def sync_directory(path: Path) -> None:
@@ -143,6 +152,8 @@ def _plain(value: Any, where: str) -> Any:
         return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return value.item()
     if isinstance(value, dict):
         for key in value:
             if type(key) not in (bool, int, float, str):

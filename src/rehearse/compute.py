@@ -162,7 +162,8 @@ def resolve_precision(precision: str, model: nn.Module, device: torch.device) ->
     """A fixed rule, never a timing: the same spec on the same kind of processor gives the same digits.
 
     ``auto`` scores candidates in bfloat16 where the hardware has it and the model has convolutions, and trains in
-    float32; everything else is float32. Convolutional models run channels-last.
+    float32; everything else is float32. Convolutional models run channels-last if they say that they may, by an
+    attribute ``channels_last = True``: a model that views its activations as flat rows cannot.
     """
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -172,7 +173,7 @@ def resolve_precision(precision: str, model: nn.Module, device: torch.device) ->
     return Computation(
         training=torch.bfloat16 if precision == "bfloat16" else torch.float32,
         scoring=torch.float32 if precision == "float32" else torch.bfloat16,
-        channels_last=convolutional,
+        channels_last=convolutional and bool(getattr(model, "channels_last", False)),
     )
 
 

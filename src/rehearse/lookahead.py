@@ -50,6 +50,7 @@ class Lookahead:
         computation: Computation | None = None,
         parts: Callable[[], Parts] | None = None,
         compile_rows: int | None = None,
+        clip: float | None = None,
     ) -> None:
         if virtual_step not in ("sgd", "optimizer"):
             raise InvalidInput(f"virtual_step is {virtual_step!r}; it must be 'sgd' or 'optimizer'")
@@ -60,7 +61,7 @@ class Lookahead:
         self.model, self.optimizer, self.loss = model, optimizer, as_loss(loss)
         self._compiled = None if compile_rows is None else compiled_or_none(model)
         self._compile_rows = compile_rows
-        self.virtual_step, self.layers = virtual_step, layers
+        self.virtual_step, self.layers, self.clip = virtual_step, layers, clip
         self.prepare = prepare or prepare_for_model(model)
         self.computation = computation or Computation(torch.float32, torch.float32, channels_last=False)
         self._parts = parts or functools.partial(parts_of, model, optimizer)
@@ -165,8 +166,12 @@ class Lookahead:
         for group in shadow.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
+        scale = 1.0
+        if self.clip is not None:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([gradient[name] for name in stepped])))
+            scale = min(1.0, self.clip / (float(norm) + 1e-12))
         for name, (parameter, _) in stepped.items():
-            memo[id(parameter)].grad = gradient[name].clone()
+            memo[id(parameter)].grad = gradient[name] * scale
         type(shadow).step(shadow)
         return {name: memo[id(parameter)].detach() for name, (parameter, _) in stepped.items()}
 

@@ -123,6 +123,8 @@ class DarkExperience:
         error = self.loss(scores, batch, True)
         if DRAW not in batch.columns:
             return self.alpha * distance + self.beta * error
+        if int(batch.columns[DRAW].max()) > 1:
+            raise InvalidInput("DER++ has two terms, so at most two draws: Draws(retrieval, 2)")
         # Each draw is half of the batch, and the mean over the batch is taken later.
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
 

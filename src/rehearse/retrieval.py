@@ -143,6 +143,8 @@ class Draws:
     ) -> Recall:
         if memory.eligible(incoming.task) == 0:
             return None, None
+        if self.draws == 1:
+            return self.retrieval(memory, incoming, gradient, lookahead, budget)
         recalls = [self.retrieval(memory, incoming, gradient, lookahead, budget) for _ in range(self.draws)]
         batches = [batch for batch, _ in recalls if batch is not None]
         scores = [score for _, score in recalls if score is not None]

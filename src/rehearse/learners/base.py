@@ -185,7 +185,8 @@ class Learner(ABC):
         """Everything that decides what happens next: tensors and plain values only."""
         return {
             "learner": type(self).__name__,
-            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "model": copy.deepcopy(dict(self.model.state_dict())),
+            "buffers": {name: buffer.clone() for name, buffer in self._unsaved_buffers().items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "random": dict(self.random.get()),
             "task": self.task,
@@ -212,6 +213,11 @@ class Learner(ABC):
             self._load(before)
             raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
+    def _unsaved_buffers(self) -> dict[str, Tensor]:
+        """Buffers that torch leaves out of a state, but that a pass may move."""
+        saved = self.model.state_dict()
+        return {name: buffer for name, buffer in self.model.named_buffers() if name not in saved}
+
     def confirm(self, state: dict[str, Any]) -> None:
         """The state is safely on a disk: nothing is needed any more to go back further than that (`rehearse.save`)."""
         if self.memory is not None and "memory" in state["own"]:
@@ -220,6 +226,11 @@ class Learner(ABC):
     def _load(self, state: dict[str, Any]) -> None:
         self._fit_head(state["model"])
         self.model.load_state_dict(state["model"])
+        unsaved = self._unsaved_buffers()
+        if state["buffers"].keys() != unsaved.keys():
+            raise CheckpointError("the model's buffers are others than those that were saved")
+        for name, buffer in unsaved.items():
+            buffer.copy_(state["buffers"][name])
         check_optimizer_fits(state["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.random.set(state["random"])

@@ -33,7 +33,8 @@ def recalibrated_statistics(
     if len(rows) < 2:  # one row has no variance to estimate
         return buffers
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.track_running_stats:
+        frozen = model.training and not module.training  # left alone in training, so here too
+        if isinstance(module, _BatchNorm) and module.track_running_stats and not frozen:
             prefix = f"{name}." if name else ""
             buffers[f"{prefix}running_mean"].zero_()
             buffers[f"{prefix}running_var"].fill_(1)

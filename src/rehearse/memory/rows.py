@@ -63,8 +63,8 @@ class Rows:
             self._write(slots, x, columns)
 
     def _write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
-        for held, leaf in zip(tree_leaves(self.x), tree_leaves(x), strict=True):
-            held[slots] = leaf.to(held.device)
+        # By key, not by position: two dicts of the same inputs may name them in another order.
+        tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
         for name, column in columns.items():
             if _is_wider(column, self.columns[name]):
                 self.columns[name] = _widened(self.columns[name], column.shape[1])
