@@ -232,6 +232,11 @@ def test_closing_the_events_stops_the_processes_at_a_checkpoint(tmp_path: Path) 
     assert isinstance(last, Finished)
 
 
+def _heeding_interrupts() -> None:
+    """A process that was started in the background ignores SIGINT, and so do its children; a terminal's does not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
     words = ["run", "er-mir", "--seeds", "2", "--out", str(tmp_path), "--jobs", "2", "--checkpoint-seconds", "0.1"]
     process = subprocess.Popen(
@@ -240,6 +245,7 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_heeding_interrupts,
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("*/checkpoint")) and time.monotonic() < deadline:
