@@ -152,6 +152,8 @@ def test_precision_is_a_fixed_rule(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compute.resolve_precision("auto", flat, device).name == "float32"
     for name in ("float32", "bfloat16", "bfloat16-scoring"):
         assert compute.resolve_precision(name, flat, device).name == name
+    assert not compute.resolve_precision("float32", images, device).channels_last
+    monkeypatch.setattr(nn.Conv2d, "channels_last", True, raising=False)  # what a network says that may be laid out so
     assert compute.resolve_precision("float32", images, device).channels_last
     assert not compute.resolve_precision("float32", flat, device).channels_last
     with pytest.raises(InvalidInput, match="float16"):

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate, tree_leaves, tree_map
 from ..compute import (
     RandomState,
+    batchnorms,
     evaluation_mode,
     keep_freed_memory,
     prepare_for_model,
@@ -341,6 +342,7 @@ class Learner(ABC):
         return gradient_of(loss, self._parts().stepped, uses)
 
     def _apply(self, gradient: Gradient) -> None:
+        _refuse_overflown(self.model)
         step_along(gradient, self.model, self.optimizer, self.clip, self._parts().stepped)
         self.moves += 1
 
@@ -353,6 +355,13 @@ class Learner(ABC):
                 return in_full(self._forward(x, kept or None))
         finally:
             self._rows_passed = passed
+
+
+def _refuse_overflown(model: nn.Module) -> None:
+    """Batch-norm can normalise inputs whose variance is beyond what its running statistics can hold."""
+    statistics = [module.running_var for module in batchnorms(model) if module.running_var is not None]
+    if statistics and not bool(torch.stack(torch._foreach_norm(statistics, torch.inf)).isfinite().all()):
+        raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
 
 
 def mean_loss(losses: Tensor) -> Tensor:
