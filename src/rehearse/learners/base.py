@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate, tree_leaves, tree_map
 from ..compute import (
     RandomState,
+    batchnorms,
     evaluation_mode,
     keep_freed_memory,
     prepare_for_model,
@@ -342,9 +342,8 @@ class Learner(ABC):
         return gradient_of(loss, self._parts().stepped, uses)
 
     def _apply(self, gradient: Gradient) -> None:
-        parts = self._parts()
-        _refuse_overflown(parts.modules)
-        step_along(gradient, self.model, self.optimizer, self.clip, parts.stepped)
+        _refuse_overflown(self.model)
+        step_along(gradient, self.model, self.optimizer, self.clip, self._parts().stepped)
         self.moves += 1
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
@@ -358,10 +357,9 @@ class Learner(ABC):
             self._rows_passed = passed
 
 
-def _refuse_overflown(modules: Iterable[nn.Module]) -> None:
+def _refuse_overflown(model: nn.Module) -> None:
     """Batch-norm can normalise inputs whose variance is beyond what its running statistics can hold."""
-    batchnorms = (module for module in modules if isinstance(module, _BatchNorm))
-    statistics = [module.running_var for module in batchnorms if module.running_var is not None]
+    statistics = [module.running_var for module in batchnorms(model) if module.running_var is not None]
     if statistics and not bool(torch.stack(torch._foreach_norm(statistics, torch.inf)).isfinite().all()):
         raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
 
