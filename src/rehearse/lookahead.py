@@ -168,7 +168,7 @@ class Lookahead:
                 parameter.grad = None
         scale = 1.0
         if self.clip is not None:
-            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([gradient[name] for name in stepped])))
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([gradient[name] for name in gradient])))
             scale = min(1.0, self.clip / (float(norm) + 1e-12))
         for name, (parameter, _) in stepped.items():
             memo[id(parameter)].grad = gradient[name] * scale

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.learners import GEM, ICaRL
 from rehearse.losses import DarkExperience
+from rehearse.memory import ExemplarMemory, TaskRingMemory
 from rehearse.report.diagnose import diagnose_plot
 from sameness import assert_same, frozen, outside
 
@@ -183,6 +185,121 @@ def test_memories_of_the_task_are_left_out_and_groups_add_up() -> None:
         assert sum(rows for rows, _ in table.values()) == len(diagnosis)
         for group, (_, mean) in table.items():
             assert mean == pytest.approx(diagnosis.interference[groups == group].mean().item())
+
+
+def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor, clip: float = torch.inf) -> None:
+    """A step as anybody would take it, on a copy."""
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+
+
+def losses_after(model: nn.Module, rows: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(rows.x), rows.y, reduction="none").detach()
+
+
+def test_the_step_foreseen_is_the_learners_own() -> None:
+    """Adam's step and the clipped one are nothing like plain SGD's; of the head alone, the body stays."""
+    x, y = next(batches(1, seed=9))
+    for layers in ("all", "head"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+        adam = torch.optim.Adam(model.parameters(), lr=0.05)
+        retrieval = MostInterfered(virtual_step="optimizer", layers=layers)
+        one = Replay(model, adam, ReservoirMemory(50), retrieval, clip=0.01)
+        for bx, by in batches(6):
+            one.observe(bx, by)
+        twin, optimizer = copy.deepcopy((model, adam))
+        by_hand(twin, optimizer, x, y, clip=0.01)
+        if layers == "head":
+            twin[0] = model[0]
+        diagnosis = one.diagnose(x, y)
+        rows = one.memory.get(diagnosis.slots)
+        torch.testing.assert_close(diagnosis.before, losses_after(model, rows))
+        torch.testing.assert_close(diagnosis.after, losses_after(twin, rows), rtol=1e-4, atol=1e-5)
+
+
+def test_a_learner_that_looks_at_no_step_ahead_is_asked_for_its_optimisers_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    one = GEM(model, optimizer, TaskRingMemory(50), clip=0.1)
+    for number, (x, y) in enumerate(batches(4)):
+        one.observe(x, y, task=number // 2)
+    x, y = next(batches(1, seed=9))
+    twin, own = copy.deepcopy((model, optimizer))
+    by_hand(twin, own, x, y, clip=0.1)
+    diagnosis = one.diagnose(x, y, task=1)
+    assert set(diagnosis.task.tolist()) == {0}
+    torch.testing.assert_close(diagnosis.after, losses_after(twin, one.memory.get(diagnosis.slots)))
+
+
+def test_icarl_is_diagnosed_by_its_own_loss() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    one = ICaRL(model, torch.optim.SGD(model.parameters(), lr=0.5), ExemplarMemory(30))
+    for task, labels in enumerate(([0, 1], [2])):
+        for x, _ in batches(3, seed=task):
+            one.observe(x, torch.tensor(labels).repeat(8)[:8], task)
+    x, y = next(batches(1, seed=9))[0], torch.full((8,), 2)
+    before = frozen(one.state_dict())
+    diagnosis = one.diagnose(x, y, task=1)
+    assert_same(one.state_dict(), before)
+    old = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    old.load_state_dict(before["own"]["old"])
+
+    def judged(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        goal = old(x).sigmoid().detach()
+        goal[:, 2] = (y == 2).float()
+        return nn.functional.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
+
+    rows, twin = one.memory.get(diagnosis.slots), copy.deepcopy(model)
+    step = torch.optim.SGD(twin.parameters(), lr=0.5)
+    judged(twin(x), x, y).mean().backward()
+    step.step()
+    torch.testing.assert_close(diagnosis.before, judged(model(rows.x), rows.x, rows.y).detach())
+    torch.testing.assert_close(diagnosis.after, judged(twin(rows.x), rows.x, rows.y).detach())
+
+
+def test_memories_of_the_task_take_part_where_they_do_in_replay() -> None:
+    one = trained(exclude_current_task=False)
+    assert set(one.diagnose(*next(batches(1, seed=9)), task=1).task.tolist()) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("rows", [1001, 2001])
+def test_no_part_of_the_memory_is_a_lone_row(rows: int) -> None:
+    """Batch-norm has no variance of one row."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    one = Replay(model, torch.optim.SGD(model.parameters(), lr=0.5), ReservoirMemory(3000))
+    one.remember(batches(1, rows=rows))
+    assert len(one.diagnose(*next(batches(1)))) == rows
+
+
+def test_a_lone_memory_that_cannot_be_scored_is_refused_and_nothing_is_noted() -> None:
+    one = learner(batchnorm="published")
+    one.remember(batches(1, rows=1))
+    before, world = frozen(one.state_dict()), outside(one.model)
+    with pytest.raises(InvalidInput, match="cannot be scored"):
+        one.diagnose(*next(batches(1)))
+    with pytest.raises(InvalidInput, match="cannot take"):
+        one.diagnose(*next(batches(1, rows=1)))
+    assert_same(frozen(one.state_dict()), before)
+    assert_same(outside(one.model), world)
+    assert one.lookahead.rows_passed == 0
+    assert not one.lookahead.statistics
+
+
+def test_diagnosing_between_two_steps_does_not_change_the_second() -> None:
+    """Also with the published treatment of batch-norm, which moves what the look-ahead noted."""
+    one, other = (learner(batchnorm="published") for _ in range(2))
+    for x, y in batches(6):
+        one.observe(x, y)
+        other.observe(x, y)
+        one.diagnose(x, y)
+        assert one.forward_passes == other.forward_passes
+    assert_same(one.state_dict(), other.state_dict())
 
 
 def test_a_bad_batch_or_an_empty_memory_is_refused() -> None:

@@ -28,7 +28,7 @@ from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, Use, gradient_norm, gradient_of, is_plain_sgd, sgd_step
 from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
-from ..lookahead import call_arguments
+from ..lookahead import Lookahead, call_arguments
 from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
@@ -65,6 +65,9 @@ class Learner(ABC):
 
     memory: Memory | None = None
     """What the method keeps of the stream, if it keeps anything."""
+
+    exclude_current_task: bool = True
+    """Whether memories of the task that is being learned are left out of replay."""
 
     def __init__(
         self,
@@ -171,6 +174,18 @@ class Learner(ABC):
     def diagnose(self, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
         """Which memories a step on this batch would interfere with, and by how much; see `learners.diagnose`."""
         return diagnose(self, x, y, task, limit)
+
+    def _foresight(self, incoming: Batch) -> Lookahead:
+        """What foresees a step of this learner on that batch, for `diagnose`."""
+        return Lookahead(
+            self.model,
+            self.optimizer,
+            self.loss,
+            virtual_step="optimizer",
+            prepare=self.prepare,
+            computation=self.computation,
+            clip=self.clip,
+        )
 
     @property
     def forward_passes(self) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from ..batch import Batch, Tree, checked_batch
 from ..compute import numpy_generator, training_mode
-from ..errors import InvalidInput
+from ..errors import InvalidInput, RehearseError
 from ..gradients import Gradient
 from ..lookahead import Lookahead
 from ..memory import Memory
@@ -54,26 +56,20 @@ class Diagnosis:
 def diagnose(learner: Learner, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
     """Foresee a step on this batch and tell what it would do to the memories. Changes nothing.
 
-    With a task, memories of that task are left out, as in replay. ``limit`` looks at that many memories instead of
-    all: a fixed draw, the same every time.
+    The step is the one that the learner itself foresees (its ``virtual_step`` and ``layers``); a learner that looks
+    at no step ahead is asked for the step of its optimiser, clipped as it clips. With a task, memories of that task
+    are left out where replay leaves them out. ``limit`` looks at that many memories instead of all: a fixed draw, the
+    same every time.
     """
     memory, batch = learner.memory, checked_batch(x, y, task)
     if memory is None:
         raise InvalidInput(f"{type(learner).__name__} keeps no memory; there is nothing to interfere with")
-    slots = _slots(memory, batch, limit)
-    passed = learner._rows_passed
-    try:
-        gradient, incoming_loss = _gradient(learner, batch)
-    finally:
-        learner._rows_passed = passed
-    lookahead = Lookahead(
-        learner.model, learner.optimizer, learner.loss, prepare=learner.prepare, computation=learner.computation
-    )
-    parts, losses = [], []
-    for some in torch.split(slots, ROWS):
-        rows = memory.get(some)
-        parts.append(rows)
-        losses.append(lookahead.losses(rows, gradient))
+    slots = _slots(memory, batch.task if learner.exclude_current_task else None, limit)
+    with _unnoticed(learner, batch) as lookahead:
+        gradient, incoming_loss = _gradient(learner, batch, lookahead)
+        # Parts of nearly the same size: none is a lone row, which batch-norm cannot take.
+        parts = [memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // ROWS))]
+        losses = [_losses(lookahead, rows, gradient) for rows in parts]
     before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
     interference, order = (after - before).sort(descending=True, stable=True)
     labels, tasks = torch.cat([part.y for part in parts]), torch.cat([torch.as_tensor(part.task) for part in parts])
@@ -82,23 +78,45 @@ def diagnose(learner: Learner, x: Tree, y: Any, task: Any = None, limit: int | N
     )
 
 
-def _slots(memory: Memory, batch: Batch, limit: int | None) -> Tensor:
+@contextlib.contextmanager
+def _unnoticed(learner: Learner, batch: Batch) -> Iterator[Lookahead]:
+    """The learner's look-ahead; what it notes, and how much the learner says it costs, is afterwards what it was."""
+    lookahead, passed = learner._foresight(batch), learner._rows_passed
+    notes = lookahead.rows_passed, lookahead.statistics
+    try:
+        yield lookahead
+    finally:
+        learner._rows_passed = passed
+        lookahead.rows_passed, lookahead.statistics = notes
+
+
+def _slots(memory: Memory, task: Tensor | int | None, limit: int | None) -> Tensor:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise InvalidInput(f"limit is {limit!r}; it must be a positive number of memories, or None for all")
-    if not memory.eligible(batch.task):
+    if not memory.eligible(task):
         raise InvalidInput("there are no memories (of other tasks) to interfere with yet")
-    slots = memory.slots(exclude_task=batch.task)
+    slots = memory.slots(exclude_task=task)
     if limit is not None and limit < len(slots):
         drawn = numpy_generator(0, "diagnose").choice(len(slots), limit, replace=False)
         slots = slots[torch.from_numpy(np.sort(drawn))]
     return slots
 
 
-def _gradient(learner: Learner, batch: Batch) -> tuple[Gradient, float]:
+def _gradient(learner: Learner, batch: Batch, lookahead: Lookahead) -> tuple[Gradient, float]:
     """∇ℓ(B_n) as a step would have it, with copies of the buffers and borrowed random numbers."""
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     with torch.enable_grad(), training_mode(learner.model), learner.random.borrowed():
-        loss = learner._losses(batch, False, learner._forward(batch.x, buffers)).mean()
+        scores = learner._forward(batch.x, buffers)
+        loss = lookahead.loss(scores, batch.to(scores.device), False).mean()
         if not bool(loss.isfinite()):
             raise InvalidInput(f"the loss of this batch is {loss.item()}; a step on it would be refused")
         return learner._gradient(loss), loss.item()
+
+
+def _losses(lookahead: Lookahead, rows: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
+    try:
+        return lookahead.losses(rows, gradient)
+    except RehearseError:
+        raise
+    except (RuntimeError, ValueError) as problem:
+        raise InvalidInput(f"the memories cannot be scored: {problem}") from problem

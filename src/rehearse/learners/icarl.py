@@ -14,7 +14,8 @@ from ..batch import Batch, Tree, task_column, tree_concatenate, tree_leaves, tre
 from ..compute import evaluation_mode
 from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, head_inputs, outputs
-from ..losses import class_targets, in_full
+from ..lookahead import Lookahead
+from ..losses import as_loss, class_targets, in_full
 from ..memory import ExemplarMemory
 from .base import PREDICTION_ROWS, Learner, Step, join, mean_loss
 from .herding import class_means, herding
@@ -155,6 +156,12 @@ class ICaRL(Learner):
                 q = in_full(self._forward(batch.x, self._old)).sigmoid()
             targets |= {label: q[:, label] for label in old}
         return targets
+
+    def _foresight(self, incoming: Batch) -> Lookahead:
+        """Rows are judged as in a step of the running task: against [y = c], and against the old network."""
+        new, lookahead = self._labels | self._labels_of(incoming), super()._foresight(incoming)
+        lookahead.loss = as_loss(lambda scores, rows, _: self._losses_to(self._targets(rows, new), scores))
+        return lookahead
 
     @staticmethod
     def _losses_to(targets: dict[int, Tensor], scores: Tensor) -> Tensor:

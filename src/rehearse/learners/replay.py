@@ -198,6 +198,9 @@ class Replay(Learner):
             self._forward(x, buffers)
         self._rows_passed = passed
 
+    def _foresight(self, incoming: Batch) -> Lookahead:
+        return self.lookahead
+
     def _all_rows_passed(self) -> int:
         return self._rows_passed + self.lookahead.rows_passed
 
