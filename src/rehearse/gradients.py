@@ -9,7 +9,6 @@ factors together, and what the layer would give after a step of α is found with
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,6 +53,7 @@ class FactoredGradient(Mapping[str, Tensor]):
     def __init__(self, values: dict[str, Tensor], factors: dict[str, Factors]) -> None:
         self.factors = factors
         self._values = values
+        self._names = [*factors, *(name for name in values if name not in factors)]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
@@ -64,11 +64,10 @@ class FactoredGradient(Mapping[str, Tensor]):
         return name in self._values or name in self.factors
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.factors
-        yield from (name for name in self._values if name not in self.factors)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._values.keys() | self.factors.keys())
+        return len(self._names)
 
 
 # ------------------------------------------------------------------------------------------- taking a gradient
@@ -83,16 +82,23 @@ class Use(NamedTuple):
     output: GradientEdge
 
 
-@contextlib.contextmanager
-def linear_uses(parts: Parts) -> Iterator[list[Use]]:
+class linear_uses:
     """Inside the block linear layers hide their weight from autograd and note how they are used instead.
 
     For `gradient_of`, which must be called inside the block too. Any other use of the same weight is left to
     autograd and added. A layer whose factors would be no smaller than its weight is left alone.
     """
-    uses: list[Use] = []
-    with _replaced_forwards({linear: _noting(linear, uses) for linear in parts.linears}):
-        yield uses
+
+    def __init__(self, parts: Parts) -> None:
+        self._uses: list[Use] = []
+        self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
+
+    def __enter__(self) -> list[Use]:
+        self._replaced.__enter__()
+        return self._uses
+
+    def __exit__(self, *exception: object) -> None:
+        self._replaced.__exit__()
 
 
 def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimizer) -> Gradient:
@@ -175,7 +181,7 @@ def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
     with torch.no_grad():
         for name, (inputs, deltas) in factors.items():
             parameter, group = stepped[name]
-            parameter.addmm_(deltas.t(), inputs, alpha=-rate(group))
+            parameter.addmm_(deltas.t().contiguous(), inputs, alpha=-rate(group))
         for alpha, names in by_rate({name: stepped[name] for name in gradient if name not in factors}).items():
             parameters = [stepped[name][0] for name in names]
             torch._foreach_add_(parameters, [gradient[name] for name in names], alpha=-alpha)
@@ -200,10 +206,8 @@ class Foreseen:
         self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
         self._passed: set[nn.Linear] = set()
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        with _replaced_forwards({linear: self._forward(linear) for linear in self._layers}):
-            yield
+    def installed(self) -> ReplacedForwards:
+        return ReplacedForwards({linear: self._forward(linear) for linear in self._layers})
 
     def step(self, stepped: bool = True) -> None:
         self._stepped = stepped
@@ -261,12 +265,16 @@ def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-@contextlib.contextmanager
-def _replaced_forwards(forwards: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-    for linear, forward in forwards.items():
-        vars(linear)["forward"] = forward
-    try:
-        yield
-    finally:
-        for linear in forwards:
+class ReplacedForwards:
+    """Inside the block these layers compute by the functions given."""
+
+    def __init__(self, forwards: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> None:
+        self._forwards = forwards
+
+    def __enter__(self) -> None:
+        for linear, forward in self._forwards.items():
+            vars(linear)["forward"] = forward
+
+    def __exit__(self, *exception: object) -> None:
+        for linear in self._forwards:
             del vars(linear)["forward"]

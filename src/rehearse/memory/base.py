@@ -157,7 +157,7 @@ class Memory(ABC):
         """The rows at the given slots, as they were stored."""
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add rows before recalling any")
-        return _as_batch(*self._rows.read(slots), slots)
+        return _as_batch(*self._rows.read(slots, but=ARRIVED), slots)
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -165,14 +165,14 @@ class Memory(ABC):
         """What is known of the rows under this name; ``fill`` where nothing is known yet."""
         if name not in self._facts:
             self._facts[name] = (fill, torch.full((self.capacity,), fill))
-        return self._facts[name][1][slots]
+        return pick(self._facts[name][1], slots)
 
     def note(self, name: str, slots: Tensor, values: Tensor) -> None:
         """Write a fact back to the rows it is about."""
         fact = self._facts[name][1]
         if self._undo is not None:
-            self._undo.append((name, slots, fact[slots]))
-        fact[slots] = values.to(fact)
+            self._undo.append((name, slots, pick(fact, slots)))
+        fact.index_copy_(0, slots, values.to(fact))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -367,7 +367,7 @@ def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
 def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
     columns = dict(columns)
     y, task = columns.pop(TARGET), columns.pop(TASK)
-    columns.pop(ARRIVED)
+    columns.pop(ARRIVED, None)
     return Batch(x, y, task, slots, columns)
 
 

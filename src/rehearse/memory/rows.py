@@ -78,12 +78,13 @@ class Rows:
         for held in [*(tree_leaves(self.x) if self.x is not None else []), *self.columns.values()]:
             held[slots] = torch.zeros((), dtype=held.dtype)
 
-    def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+    def read(self, slots: Tensor, but: str | None = None) -> tuple[Tree, dict[str, Tensor]]:
+        """The rows at these slots, all columns (``but`` one)."""
         if self.file is not None:
             self.file.passed(len(slots))
         return (
             tree_map(lambda held: pick(held, slots), self.x),
-            {name: pick(column, slots) for name, column in self.columns.items()},
+            {name: pick(column, slots) for name, column in self.columns.items() if name != but},
         )
 
     def _empty_like(self, rows: Tensor) -> Tensor:
