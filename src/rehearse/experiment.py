@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -139,8 +139,14 @@ class Run:
         self.position = 0
         self.begun: int | None = None
         self.matrices = {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
+        self.treatments = {
+            treatment: {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
+            for treatment in self.learner.treatments()
+        }
+        """The matrices under the other treatments of batch-norm; what no metric reads, above the diagonal, stays."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
+        self.treatments_cpu_seconds = 0.0
         self.metrics_offset = 0
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that an earlier part of the run was made with."""
@@ -192,10 +198,17 @@ class Run:
         row = self.row(batch)
         for name, tasks in self.stream.evaluation.items():
             for column, rows in enumerate(tasks):
-                right = self.learner.predict(rows.x).cpu() == rows.y
-                self.matrices[name][row, column] = right.double().mean().item()
+                self.matrices[name][row, column] = _accuracy(self.learner.predict, rows)
         self.extra[row] = self._extra_metrics(row)
         self.evaluation_seconds += time.perf_counter() - started
+        started = time.process_time()
+        for treatment, predict in self.learner.treatments().items():
+            for name, tasks in self.stream.evaluation.items():
+                for column, rows in enumerate(tasks[: row + 1]):
+                    same = predict == self.learner.predict
+                    accuracy = self.matrices[name][row, column] if same else _accuracy(predict, rows)
+                    self.treatments[treatment][name][row, column] = accuracy
+        self.treatments_cpu_seconds += time.process_time() - started
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
         """What the method measures of itself on the test sets of the tasks seen so far, averaged over them."""
@@ -211,8 +224,10 @@ class Run:
             "position": self.position,
             "begun": self.begun,
             "learner": self.learner.state_dict(),
-            "matrices": {name: matrix.tolist() for name, matrix in self.matrices.items()},
+            "matrices": _lists(self.matrices),
+            "treatments": {name: _lists(matrices) for name, matrices in self.treatments.items()},
             "extra": self.extra,
+            "treatments_cpu_seconds": self.treatments_cpu_seconds,
             "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
             "environments": [*self.earlier, environment()],
         }
@@ -222,7 +237,9 @@ class Run:
             raise CheckpointError("the checkpoint is of another run")
         self.learner.load_state_dict(state["learner"])
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
-        self.matrices = {name: np.array(matrix) for name, matrix in state["matrices"].items()}
+        self.matrices = _arrays(state["matrices"])
+        self.treatments = {name: _arrays(matrices) for name, matrices in state["treatments"].items()}
+        self.treatments_cpu_seconds = state["treatments_cpu_seconds"]
         self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed = state["cost"]
         self.earlier = [place for place in state["environments"] if place != environment()]
 
@@ -230,24 +247,18 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Everything a table needs, as plain values: fractions, None for undefined."""
-        test = self.matrices["test"]
         sizes = [len(rows) for rows in self.stream.evaluation["test"]]
-        numbers = {
-            "accuracy": metrics.average_accuracy(test),
-            "pooled_accuracy": metrics.pooled_accuracy(test, sizes),
-            "forgetting": metrics.forgetting(test),
-            "backward_transfer": metrics.backward_transfer(test),
-            "learning_accuracy": metrics.learning_accuracy(test),
-            "anytime_accuracy": metrics.anytime_accuracy(test),
+        treatments = {
+            name: {"metrics": plain(_numbers(matrices, sizes)), "matrices": plain(_lists(matrices))}
+            for name, matrices in self.treatments.items()
         }
-        if "validation" in self.matrices:
-            numbers["validation_accuracy"] = metrics.average_accuracy(self.matrices["validation"])
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(numbers | self.extra[-1]),
+            "metrics": plain(_numbers(self.matrices, sizes) | self.extra[-1]),
             "extra": plain(self.extra),
-            "matrices": plain({name: matrix.tolist() for name, matrix in self.matrices.items()}),
+            "matrices": plain(_lists(self.matrices)),
+            **({"treatments": treatments} if treatments else {}),
             "test_sizes": sizes,
             "report": plain(self.learner.report()),
             "cost": {
@@ -255,12 +266,41 @@ class Run:
                 "cpu_seconds": self.cpu_seconds,
                 "training_seconds": self.training_seconds,
                 "evaluation_seconds": self.evaluation_seconds,
+                **({"treatments_cpu_seconds": self.treatments_cpu_seconds} if treatments else {}),
                 "steps": self.position,
                 "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,
                 "forward_passes": self.learner.forward_passes,
                 "peak_memory_bytes": peak_memory(),
             },
         }
+
+
+def _accuracy(predict: Callable[[Any], torch.Tensor], rows: Batch) -> float:
+    return (predict(rows.x).cpu() == rows.y).double().mean().item()
+
+
+def _numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dict[str, float]:
+    """The metrics of accuracy matrices by the name of their evaluation sets."""
+    test = matrices["test"]
+    numbers = {
+        "accuracy": metrics.average_accuracy(test),
+        "pooled_accuracy": metrics.pooled_accuracy(test, sizes),
+        "forgetting": metrics.forgetting(test),
+        "backward_transfer": metrics.backward_transfer(test),
+        "learning_accuracy": metrics.learning_accuracy(test),
+        "anytime_accuracy": metrics.anytime_accuracy(test),
+    }
+    if "validation" in matrices:
+        numbers["validation_accuracy"] = metrics.average_accuracy(matrices["validation"])
+    return numbers
+
+
+def _lists(matrices: Mapping[str, metrics.Array]) -> dict[str, Any]:
+    return {name: matrix.tolist() for name, matrix in matrices.items()}
+
+
+def _arrays(lists: Mapping[str, Any]) -> dict[str, metrics.Array]:
+    return {name: np.array(matrix) for name, matrix in lists.items()}
 
 
 def execute(

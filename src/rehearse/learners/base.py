@@ -118,6 +118,10 @@ class Learner(ABC):
         """What a finished run should tell of the learner, as plain values. Nothing by default."""
         return {}
 
+    def treatments(self) -> dict[str, Callable[[Tree], Tensor]]:
+        """Other ways to predict that the same training serves, by name. None by default."""
+        return {}
+
     def predict(self, x: Tree) -> Tensor:
         """The most likely class of each row (for regression the values, for multi-label streams a boolean each)."""
         scores = self.scores(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
@@ -18,7 +19,7 @@ from ..losses import to_remember
 from ..memory import Memory
 from ..retrieval import MostInterfered, Recall, Retrieval
 from .base import Learner, Step, join, mean_loss, without_task
-from .statistics import recalibrated_statistics
+from .statistics import KeptStatistics, recalibrated_statistics
 
 BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
 
@@ -42,6 +43,9 @@ class Replay(Learner):
     - ``clean``: candidates leave them alone;
     - ``joint``: incoming and recalled rows pass together, and move them once;
     - ``recalibrated``: trained as ``clean``; prediction uses statistics re-estimated from the memory.
+
+    The first, second and last train the same parameters to the bit, as running statistics have no part in training. So
+    ``published`` keeps the statistics of ``clean`` beside its own, and `treatments` predicts as the two others would.
 
     Differs from the authors' program: the best losses of MI-2 are kept by slot, so they stay with their row, start
     at infinity and go when the row goes; the reservoir follows its law within a batch too.
@@ -93,6 +97,8 @@ class Replay(Learner):
             clip=clip,
         )
         self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
+        self._clean: KeptStatistics | None = None  # until candidates move them, the model's own are the clean ones
+        self._predicts_as = batchnorm
 
     def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
         """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
@@ -111,12 +117,15 @@ class Replay(Learner):
     @contextlib.contextmanager
     def _transaction(self, *, parameters: bool = False) -> Iterator[None]:
         """What the retrieval learned of the memory, and the look-ahead's notes, go back too after an error."""
-        passed = self.lookahead.rows_passed
+        passed, clean = self.lookahead.rows_passed, self._clean
+        kept = None if clean is None else clean.copy()
         try:
             with self.memory.transaction(), super()._transaction(parameters=parameters):
                 yield
         except BaseException:
-            self.lookahead.rows_passed, self.lookahead.statistics = passed, {}
+            self.lookahead.rows_passed, self.lookahead.statistics, self._clean = passed, {}, clean
+            if clean is not None and kept is not None:
+                clean.load(kept)
             raise
 
     def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float, dict[str, Tensor]]:
@@ -147,7 +156,9 @@ class Replay(Learner):
     def _move_statistics(self) -> None:
         """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
         passed, self.lookahead.statistics = self.lookahead.statistics, {}
-        if self.batchnorm == "published":
+        if self.batchnorm == "published" and passed:
+            if self._clean is None and batchnorms(self.model):
+                self._clean = KeptStatistics(self.model)
             for name, buffer in self._parts().buffers().items():
                 if name in passed:
                     buffer.copy_(passed[name])
@@ -180,10 +191,37 @@ class Replay(Learner):
     def _joint(self) -> bool:
         return self.batchnorm == "joint" and bool(batchnorms(self.model))
 
+    def treatments(self) -> dict[str, Callable[[Tree], Tensor]]:
+        """Predictions of the other treatments that train the same parameters; `predict` itself where none differs."""
+        if self.batchnorm != "published" or not batchnorms(self.model):
+            return {}
+        clean = self.predict if self._clean is None else functools.partial(self._predict_as, "clean")
+        return {"clean": clean, "recalibrated": functools.partial(self._predict_as, "recalibrated")}
+
+    def _predict_as(self, treatment: BatchNorm, x: Tree) -> Tensor:
+        try:
+            self._predicts_as = treatment
+            return self.predict(x)
+        finally:
+            self._predicts_as = self.batchnorm
+
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        if self.batchnorm == "recalibrated" and buffers is None and len(self.memory) and batchnorms(self.model):
-            buffers = self.recalibrated_statistics()
-        return super()._evaluate(x, buffers)
+        return super()._evaluate(x, self._statistics() if buffers is None else buffers)
+
+    def _statistics(self) -> dict[str, Tensor] | None:
+        """The buffers to predict with, or None for the model's own."""
+        if self._predicts_as == "recalibrated" and len(self.memory) and batchnorms(self.model):
+            return self.recalibrated_statistics()
+        if self._predicts_as != "published" and self._clean is not None:
+            return self._parts().buffers() | self._clean.values
+        return None
+
+    def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """A pass that moves the model's own statistics moves the clean ones too."""
+        if buffers is not None or self._clean is None:
+            return super()._forward(x, buffers)
+        with self._clean.following():
+            return super()._forward(x)
 
     def recalibrated_statistics(self) -> dict[str, Tensor]:
         """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""
@@ -204,10 +242,22 @@ class Replay(Learner):
     def _all_rows_passed(self) -> int:
         return self._rows_passed + self.lookahead.rows_passed
 
+    def to(self, device: torch.device | str) -> Learner:
+        if self._clean is not None:
+            self._clean.to(device)
+        return super().to(device)
+
     def _own_state(self) -> dict[str, Any]:
-        return {"memory": self.memory.state_dict()}
+        own: dict[str, Any] = {"memory": self.memory.state_dict()}
+        if self.batchnorm == "published" and batchnorms(self.model):
+            own["clean"] = None if self._clean is None else self._clean.copy()
+        return own
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        if self.batchnorm == "published" and batchnorms(self.model):
+            self._clean = None if state["clean"] is None else KeptStatistics(self.model)
+            if self._clean is not None:
+                self._clean.load(state["clean"])
         self.memory.load_state_dict(state["memory"])
         self.lookahead.rows_passed = 0
         self._recalibrated = None

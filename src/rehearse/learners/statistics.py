@@ -1,10 +1,10 @@
-"""Batch-norm statistics re-estimated from a memory."""
+"""Batch-norm statistics beside those of the model: re-estimated from a memory, or kept through other passes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -58,3 +58,59 @@ def _cumulative_average(model: nn.Module) -> Iterator[None]:
     finally:
         for module, momentum in momenta:
             module.momentum = momentum
+
+
+class KeptStatistics:
+    """Batch-norm's running statistics, held beside the model's and moved by the passes inside `following` alone.
+
+    Each layer passes its input a second time, with these statistics in the place of its own: the same computation, so
+    that they end bit for bit as in a model that saw those passes and no others.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.values = {
+            name + key: buffer.clone()
+            for name, module in _named_batchnorms(model)
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        }
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        hooks = [module.register_forward_hook(self._mover(name)) for name, module in _named_batchnorms(self._model)]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _mover(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def move(module: nn.Module, inputs: Any, _: Any) -> None:
+            own = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
+            try:
+                module._buffers.update({key: self.values[name + key] for key in own})
+                with torch.no_grad():
+                    module.forward(*inputs)
+            finally:
+                module._buffers.update(own)
+
+        return move
+
+    def copy(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.values.items()}
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Take back what `copy` gave."""
+        for name, value in self.values.items():
+            value.copy_(values[name])
+
+    def to(self, device: torch.device | str) -> None:
+        self.values = {name: value.to(device) for name, value in self.values.items()}
+
+
+def _named_batchnorms(model: nn.Module) -> Iterator[tuple[str, _BatchNorm]]:
+    """Each batch-norm with what the names of its buffers begin with."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm):
+            yield f"{name}." if name else "", module

