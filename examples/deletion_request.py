@@ -1,6 +1,6 @@
 """A deletion request: a customer's rows leave the memory, and the bytes of its file, for good.
 
-The customer's number travels with the row as a part of its input that the model does not see.
+The customer's name comes with the row as its id, of which the memory keeps a hash.
 """
 
 import tempfile
@@ -18,28 +18,27 @@ learner = Replay(
     model,
     torch.optim.SGD(model.parameters(), lr=0.1),
     ReservoirMemory(200, path=path),  # a file, so that we can look for the bytes
-    prepare=lambda x: x["features"],
 )
 
 generator = torch.Generator().manual_seed(0)
 
 
-def observe(customers: torch.Tensor) -> None:
+def observe(customers: list[str]) -> torch.Tensor:
     features = torch.randn(len(customers), 6, generator=generator)
-    learner.observe({"features": features, "customer": customers}, (features[:, 0] > 0).long())
+    learner.observe(features, (features[:, 0] > 0).long(), id=customers)
+    return features
 
 
-for _ in range(30):
-    observe(torch.randint(1, 40, (10,), generator=generator))
-
+for _ in range(20):
+    observe([f"customer {number}" for number in torch.randint(40, (8,), generator=generator).tolist()])
+secret = observe(["anna", "ben", "carla"])[0].numpy().tobytes()
 memory = learner.memory
-rows = memory.all()
-secret = rows.x["features"][rows.x["customer"] == 7][0].numpy().tobytes()
-print(f"{len(memory)} rows of {memory.seen} seen; customer 7 is in the file: {secret in path.read_bytes()}")
+print(f"{len(memory)} rows of {memory.seen} seen; anna's is in the file: {secret in path.read_bytes()}")
 
-removed = memory.forget(predicate=lambda batch: batch.x["customer"] == 7)
+removed = learner.forget(ids=["anna"])
 
-print(f"{removed} rows removed; customer 7 is in the file: {secret in path.read_bytes()}")
-assert not (memory.all().x["customer"] == 7).any()
-observe(torch.randint(8, 40, (10,), generator=generator))  # and life goes on
+print(f"{removed} row removed; anna's is in the file: {secret in path.read_bytes()}")
+assert removed == 1
+assert secret not in path.read_bytes()
+observe(["ben", "carla"])  # and life goes on
 print(f"{len(memory)} rows; the weights, and checkpoints from before, still bear the rows' traces")

@@ -226,7 +226,7 @@ def test_ids_of_any_integers() -> None:
         assert as_ids(ids).tolist() == [1, -5]
 
 
-@pytest.mark.parametrize("ids", [3, "ann", None, [1.5, 2.0], [True, False], [None, 1], torch.tensor([0.5, 1])])
+@pytest.mark.parametrize("ids", [3, "ann", None, [1.5, 2.0], [True, False], [b"ann", 1], torch.tensor([0.5, 1])])
 def test_other_ids_are_refused(ids: object) -> None:
     memory = ReservoirMemory(10)
     with pytest.raises(InvalidType):

@@ -53,10 +53,10 @@ class AGEM(Learner):
         check_positive(budget=budget, updates=updates)
         self.memory, self.budget, self.updates = memory, budget, updates
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the incoming batch without raising the average loss of the past, then remember it."""
-        incoming = self._accept(x, y, task)
-        self.memory.check(incoming)
+        incoming = self._accept(x, y, task, id)
+        columns = self.memory.check(incoming)
         self.memory.share(incoming)
         recalled, recalled_loss = None, None
         with self.memory.transaction(), self._transaction(parameters=self.updates > 1):
@@ -69,7 +69,7 @@ class AGEM(Learner):
                     recalled_loss = past_loss.item()
                     gradient = project(gradient, self._gradient(past_loss))
                 self._apply(gradient)  # θ ← SGD(g̃)
-        self.memory.add(incoming.x, incoming.y, task=incoming.task)
+        self.memory.keep(incoming, columns)
         self._settle(incoming)
         return Step(loss.item(), recalled_loss, recalled)
 

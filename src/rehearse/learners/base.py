@@ -31,6 +31,7 @@ from ..heads import find_head, grow, outputs, resize
 from ..lookahead import Lookahead, call_arguments
 from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
+from ..memory.ids import ID, one_id_a_row
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
 from .diagnose import Diagnosis, diagnose
 from .remember import remember
@@ -101,8 +102,8 @@ class Learner(ABC):
     # ------------------------------------------------------------------------------------------------ the contract
 
     @abstractmethod
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
-        """Learn from a batch of the stream."""
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+        """Learn from a batch of the stream. With an ``id`` for each row, `forget` finds what is kept of it again."""
 
     def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int], None] | None = None) -> None:
         """A task begins; ``data`` is all of it, for those who may look ahead. Optional, and nothing by default."""
@@ -174,6 +175,12 @@ class Learner(ABC):
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Fill the memory from data that the model already knows, without training; see `learners.remember`."""
         return remember(self, data, limit)
+
+    def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
+        """Remove rows for good from all that is kept of the stream, and say how many; see `Memory.forget`."""
+        if self.memory is None:
+            raise InvalidInput(f"{type(self).__name__} keeps no rows; there is nothing to remove")
+        return self.memory.forget(ids=ids, slots=slots, predicate=predicate)
 
     def diagnose(self, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
         """Which memories a step on this batch would interfere with, and by how much; see `learners.diagnose`."""
@@ -278,11 +285,12 @@ class Learner(ABC):
 
     # ------------------------------------------------------------------------------------- what observing is made of
 
-    def _accept(self, x: Tree, y: Any, task: Any) -> Batch:
+    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
         """Validate everything first, change nothing."""
         if self.task_aware and task is None:
             raise InvalidInput(f"{type(self).__name__} needs to know the task of each batch: observe(x, y, task=...)")
-        return checked_batch(x, y, task)
+        batch = checked_batch(x, y, task)
+        return batch if id is None else replace(batch, columns={ID: one_id_a_row(id, len(batch))})
 
     def _settle(self, incoming: Batch) -> None:
         """The batch was learned: note what it tells about the stream."""

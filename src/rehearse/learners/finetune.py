@@ -37,8 +37,8 @@ class Finetune(Learner):
         check_positive(updates=updates)
         self.updates = updates
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
-        incoming = self._accept(x, y, task)
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+        incoming = self._accept(x, y, task, id)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
                 with linear_uses(self._parts()) as uses:

@@ -69,10 +69,10 @@ class GEM(Learner):
             raise InvalidInput(f"margin is {margin!r}; it must not be negative")
         self.memory, self.margin, self.updates = memory, margin, updates
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the incoming batch without raising the loss of a past task, then remember it."""
-        incoming = self._accept(x, y, task)
-        self.memory.check(incoming)
+        incoming = self._accept(x, y, task, id)
+        columns = self.memory.check(incoming)
         self.memory.share(incoming)
         recalled = self.memory.all(exclude_task=incoming.task) if self.memory.eligible(incoming.task) else None
         past = _by_task(recalled)  # M_k
@@ -83,7 +83,7 @@ class GEM(Learner):
                 losses = [mean_loss(self._losses(rows, recalled=True)) for rows in past]
                 gradients = [self._gradient(of_task) for of_task in losses]  # g_k
                 self._apply(self._projected(gradient, gradients))  # θ ← SGD(g̃)
-        self.memory.add(incoming.x, incoming.y, task=incoming.task)
+        self.memory.keep(incoming, columns)
         self._settle(incoming)
         return Step(loss.item(), torch.stack(losses).mean().item() if losses else None, recalled)
 

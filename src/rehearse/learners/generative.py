@@ -104,9 +104,9 @@ class GenerativeReplay(Learner):
         self._rows_of_task = 0
         self._last_gradients: dict[str, Gradient] = {}  # of the last step, for the stale look-ahead alone
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the incoming batch and from what the previous generator makes of the past."""
-        incoming = self._accept(x, y, task)
+        incoming = self._accept(x, y, task, id)
         with self._transaction(parameters=True), self._own_transaction():
             batch = self._enter(incoming)
             for updates in [self.updates] if self.reuse else [1] * self.updates:
@@ -345,8 +345,8 @@ class GenerativeReplay(Learner):
 
     # ---------------------------------------------------------------------------------------------- modes and state
 
-    def _accept(self, x: Tree, y: Any, task: Any) -> Batch:
-        incoming = super()._accept(x, y, task)
+    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+        incoming = super()._accept(x, y, task, id)
         self._prepared(incoming.x[:1] if isinstance(incoming.x, Tensor) else incoming.x)
         return incoming
 

@@ -17,6 +17,8 @@ from ..heads import find_head, head_inputs, outputs
 from ..lookahead import Lookahead
 from ..losses import as_loss, class_targets, in_full
 from ..memory import ExemplarMemory
+from ..memory.forgetting import matching
+from ..memory.ids import ID, as_ids, no_ids
 from .base import PREDICTION_ROWS, Learner, Step, join, mean_loss
 from .herding import class_means, herding
 from .replay import check_positive
@@ -82,9 +84,9 @@ class ICaRL(Learner):
         self._most_kept_bytes = 0
         self._means: tuple[tuple[int, int, int], tuple[Tensor, Tensor]] | None = None
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the incoming batch and from exemplars of past tasks, then remember it."""
-        incoming = self._accept(x, y, task)
+        incoming = self._accept(x, y, task, id)
         labels = self._labels_of(incoming)
         self.memory.check(incoming)
         self.memory.share(incoming)
@@ -172,9 +174,26 @@ class ICaRL(Learner):
         return F.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
 
     def _remember(self, incoming: Batch) -> None:
-        self.memory.add(incoming.x, incoming.y, task=incoming.task)
+        self.memory.add(incoming.x, incoming.y, task=incoming.task, **incoming.columns)
         if self.keep == "task":
-            self._kept.append(Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), incoming.task))
+            task = task_column(incoming.task, len(incoming))
+            copy = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=incoming.columns)
+            self._kept.append(copy)
+
+    def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
+        """Rows of the running task that are held beside the memory go too."""
+        if slots is not None and self._kept:
+            raise InvalidInput("the running task is held beside the memory too: name its rows by ids or a predicate")
+        running = len(self.memory.running())
+        removed = super().forget(ids=ids, slots=slots, predicate=predicate)
+        self._means = None
+        if not self._kept:
+            return removed
+        kept = _together(self._kept)
+        doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
+        self._kept = [kept.take((~doomed).nonzero().flatten())]
+        twice = running - len(self.memory.running())  # what the memory had of them it had as a copy
+        return removed - twice + int(doomed.sum())
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
@@ -231,7 +250,7 @@ class ICaRL(Learner):
             "old": None if self._old is None else dict(self._old),
             "past_labels": sorted(self._past_labels),
             "labels": sorted(self._labels),
-            "kept": None if kept is None else {"x": kept.x, "y": kept.y, "task": kept.task},
+            "kept": None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")},
             "most_kept_bytes": self._most_kept_bytes,
         }
 
@@ -240,16 +259,20 @@ class ICaRL(Learner):
         self._old = None if state["old"] is None else {name: value.clone() for name, value in state["old"].items()}
         self._past_labels, self._labels = set(state["past_labels"]), set(state["labels"])
         kept = state["kept"]
-        self._kept = [] if kept is None else [Batch(kept["x"], kept["y"], kept["task"])]
+        self._kept = [] if kept is None else [Batch(**kept)]
         self._most_kept_bytes = int(state["most_kept_bytes"])
         self._means = None
 
 
 def _together(batches: list[Batch]) -> Batch:
+    columns = {}
+    if any(ID in batch.columns for batch in batches):
+        columns[ID] = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
     return Batch(
         tree_concatenate([batch.x for batch in batches]),
         torch.cat([batch.y for batch in batches]),
         torch.cat([task_column(batch.task, len(batch)) for batch in batches]),
+        columns=columns,
     )
 
 

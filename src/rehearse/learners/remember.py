@@ -10,8 +10,7 @@ import torch
 from ..batch import Batch, checked_batch
 from ..errors import InvalidInput, InvalidType
 from ..losses import to_remember
-from ..memory.base import ID
-from ..memory.ids import as_ids
+from ..memory.ids import ID, as_ids
 
 if TYPE_CHECKING:
     from .base import Learner

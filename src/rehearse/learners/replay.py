@@ -14,6 +14,7 @@ from ..batch import Batch, Tree
 from ..compute import batchnorms
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, add_gradients, linear_uses
+from ..heads import find_head
 from ..lookahead import Lookahead
 from ..losses import to_remember
 from ..memory import Memory
@@ -100,9 +101,9 @@ class Replay(Learner):
         self._clean: KeptStatistics | None = None  # until candidates move them, the model's own are the clean ones
         self._predicts_as = batchnorm
 
-    def observe(self, x: Tree, y: Any, task: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
-        incoming = self._accept(x, y, task)
+        incoming = self._accept(x, y, task, id)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
                 gradient, incoming_loss, known = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
@@ -235,6 +236,13 @@ class Replay(Learner):
         with self.random.borrowed():
             self._forward(x, buffers)
         self._rows_passed = passed
+
+    def grow(self, classes: int) -> int:
+        """See `Learner.grow`; refused where the memory could not keep what the loss wants kept of so many outputs."""
+        if isinstance(classes, int) and classes > 0:
+            scores = find_head(self.model)[1].weight.new_zeros(1, classes)
+            self.memory.check_widths(to_remember(self.loss, scores))
+        return super().grow(classes)
 
     def _foresight(self, incoming: Batch) -> Lookahead:
         return self.lookahead

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +15,16 @@ from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
-from ..errors import CheckpointError, InvalidInput, InvalidType
-from .ids import as_ids
-from .index import Slots, TaskIndex
+from ..errors import CheckpointError, InvalidInput
+from .forgetting import matching, slot_numbers
+from .ids import ID, as_ids, named_ids, no_ids
+from .index import EMPTY, Slots, TaskIndex
 from .rows import Rows
 
 if TYPE_CHECKING:
     from .mapped import MappedFile
 
-ARRIVED, TASK, TARGET, ID = "arrived", "task", "y", "id"
+ARRIVED, TASK, TARGET = "arrived", "task", "y"
 FORGET_ROWS = 10_000  # rows that a predicate is asked about at once
 RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
 
@@ -79,11 +80,16 @@ class Memory(ABC):
         self._rows.check(batch.x, rows)
         return rows
 
+    def check_widths(self, columns: dict[str, Tensor]) -> None:
+        """Refuse columns that have become too wide for the file that the rows are in."""
+        self._rows.check_widths(columns)
+
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
         """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
 
         ``columns`` are further tensors with one entry a row (stored logits, say), the same ones for every row;
-        ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept.
+        ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept. Rows
+        may have none: None in that list, or no ``id`` at all.
         """
         batch = checked_batch(x, y, task)
         return self.keep(batch, self.check(batch, **columns))
@@ -114,13 +120,15 @@ class Memory(ABC):
             TASK: task_column(batch.task, n),
             ARRIVED: torch.arange(self.seen, self.seen + n),
         }
-        for name, values in extra.items():
+        for name, values in {**batch.columns, **extra}.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
             column = as_ids(values) if name == ID else as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
                 raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
             columns[name] = column
+        if ID in self._rows.columns and ID not in columns:
+            columns[ID] = no_ids(n)
         return columns
 
     # ------------------------------------------------------------------------------------------------ recalling
@@ -139,11 +147,11 @@ class Memory(ABC):
         slots = self._index.draw(self._sampling, int(n), _task_set(exclude_task))
         if ordered:
             slots.sort()
-        return self.get(torch.from_numpy(slots))
+        return self._at(torch.from_numpy(slots))
 
     def all(self, exclude_task: int | Tensor | None = None) -> Batch:
         """Every row outside a task, in the order of the slots."""
-        return self.get(self.slots(exclude_task))
+        return self._at(self.slots(exclude_task))
 
     def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
         """The slots that hold rows outside a task, in ascending order; reads no row."""
@@ -153,8 +161,19 @@ class Memory(ABC):
             slots = slots[~np.isin(self._index.task[slots], list(excluded))]
         return torch.from_numpy(slots)
 
-    def get(self, slots: Tensor) -> Batch:
-        """The rows at the given slots, as they were stored."""
+    def get(self, slots: Collection[int] | Tensor) -> Batch:
+        """The rows at the given slots, as they were stored; each slot must hold one."""
+        numbers = slot_numbers(slots)
+        inside = (numbers >= 0) & (numbers < self.capacity)
+        bad = numbers[~inside] if not inside.all() else numbers[self._index.task[numbers] == EMPTY]
+        if len(bad) and self._rows.x is not None:
+            raise InvalidInput(
+                f"slot {int(bad[0])} holds no row (there are {self.capacity} slots, from 0, of which {len(self)} hold "
+                "one: see memory.slots())"
+            )
+        return self._at(torch.from_numpy(numbers))
+
+    def _at(self, slots: Tensor) -> Batch:
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add rows before recalling any")
         return _as_batch(*self._rows.read(slots, but=ARRIVED), slots)
@@ -212,9 +231,7 @@ class Memory(ABC):
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
-        if slots is not None and not isinstance(slots, Iterable):
-            raise InvalidType(f"slots are whole numbers in a list; this is {slots!r}")
-        names = None if ids is None else as_ids(ids)
+        names = None if ids is None else named_ids(ids)
         doomed = self._doomed(names, slots, predicate)
         if len(doomed):
             where = torch.from_numpy(doomed)
@@ -224,30 +241,17 @@ class Memory(ABC):
                 fact[where] = fill
         if self._rows.file is not None:
             if slots is None:
-                self._rows.file.erase_past(lambda x, columns: self._matching(_as_batch(x, columns), names, predicate))
+                self._rows.file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
             self._rows.file.sync()
         return len(doomed)
 
     def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
         occupied = self._index.occupied()
         if slots is not None:
-            return np.asarray(np.intersect1d(occupied, _slot_numbers(slots)))
+            return np.asarray(np.intersect1d(occupied, slot_numbers(slots)))
         parts = np.split(occupied, range(FORGET_ROWS, len(occupied), FORGET_ROWS)) if len(occupied) else []
-        matching = [self._matching(self.get(torch.from_numpy(part)), ids, predicate).numpy() for part in parts]
-        return occupied[np.concatenate(matching)] if matching else occupied
-
-    @staticmethod
-    def _matching(rows: Batch, ids: Tensor | None, predicate: Callable[[Batch], Tensor] | None) -> Tensor:
-        """Which of the rows go by these ids, or answer to the predicate."""
-        if ids is not None:
-            if ID not in rows.columns:
-                raise InvalidInput("the rows have no ids; give them when adding: memory.add(x, y, id=...)")
-            return torch.isin(rows.columns[ID], ids)
-        assert predicate is not None
-        answer = torch.as_tensor(predicate(rows))
-        if answer.dtype != torch.bool or answer.shape != (len(rows),):
-            raise InvalidInput("the predicate must answer with one boolean a row")
-        return answer.cpu()
+        doomed = [matching(self._at(torch.from_numpy(part)), ids, predicate).numpy() for part in parts]
+        return occupied[np.concatenate(doomed)] if doomed else occupied
 
     # -------------------------------------------------------------------------------------------------- telling
 
@@ -369,15 +373,6 @@ def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) 
     y, task = columns.pop(TARGET), columns.pop(TASK)
     columns.pop(ARRIVED, None)
     return Batch(x, y, task, slots, columns)
-
-
-def _slot_numbers(slots: Any) -> Slots:
-    numbers = as_tensor(slots if isinstance(slots, Tensor | np.ndarray) else list(slots), "slots")
-    if numbers.ndim != 1 or (len(numbers) and (numbers.is_floating_point() or numbers.dtype == torch.bool)):
-        raise InvalidInput(
-            f"slots are whole numbers in a list; these are {numbers.dtype} of shape {tuple(numbers.shape)}"
-        )
-    return numbers.cpu().numpy().astype(np.int64)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:

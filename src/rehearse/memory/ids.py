@@ -1,11 +1,11 @@
-"""Row ids: whole numbers, or strings known by their hash alone."""
+"""Row ids: whole numbers, or strings known by their hash alone; a row may have none."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -13,12 +13,18 @@ from torch import Tensor
 
 from ..errors import InvalidInput, InvalidType
 
+ID: Final = "id"  # the name of the column
+NO_ID: Final = -(2**63)
+
 
 def as_ids(values: Any) -> Tensor:
     """Ids as the memory keeps them: whole numbers as they are, strings as 64 bits of their BLAKE2 hash.
 
-    The string itself is not kept. Two of a million strings share a hash with probability 3 · 10⁻⁸.
+    The string itself is not kept. Two of a million strings share a hash with probability 3 · 10⁻⁸. None (kept as
+    −2⁶³) is for a row without an id, which nobody will ask for.
     """
+    if isinstance(values, Tensor) and values.dtype == torch.int64:
+        return values.detach().cpu()
     if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
@@ -26,7 +32,28 @@ def as_ids(values: Any) -> Tensor:
     return torch.tensor([_as_id(value) for value in values], dtype=torch.int64)
 
 
+def one_id_a_row(values: Any, rows: int) -> Tensor:
+    ids = as_ids(values)
+    if ids.shape != (rows,):
+        raise InvalidInput(f"there are ids of shape {tuple(ids.shape)} for {rows} rows; give one for each, or None")
+    return ids
+
+
+def named_ids(values: Any) -> Tensor:
+    """Ids to look for: rows without one cannot be meant."""
+    ids = as_ids(values)
+    if bool((ids == NO_ID).any()):
+        raise InvalidInput("None names no row; to remove rows that have no id, use a predicate or slots")
+    return ids
+
+
+def no_ids(rows: int) -> Tensor:
+    return torch.full((rows,), NO_ID)
+
+
 def _as_id(value: Any) -> int:
+    if value is None:
+        return NO_ID
     if isinstance(value, str):
         return int.from_bytes(blake2b(value.encode(), digest_size=8).digest(), "little", signed=True)
     if isinstance(value, bool | np.bool_):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,16 @@ from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
+from .ids import ID, no_ids
 
 if TYPE_CHECKING:
     from .mapped import MappedFile
+
+
+NARROW = (
+    "grow the head before the first row is kept, or make a new learner around the same model with a memory in RAM or "
+    "in another file, and fill it by learner.remember((rows.x, rows.y, rows.task) for rows in [old.memory.all()])"
+)
 
 
 class Rows:
@@ -42,13 +50,35 @@ class Rows:
             return
         _check_tree(x, self.x, "inputs")
         if columns.keys() != self.columns.keys():
+            self._check_names(columns.keys())
+        for name, held in self.columns.items():
+            if not _is_wider(columns[name], held):
+                _check_leaf(columns[name], held, f"column {name!r}")
+        self.check_widths(columns)
+
+    def check_widths(self, columns: dict[str, Tensor]) -> None:
+        """Refuse columns that have become wider, where they cannot: in a file."""
+        if self.file is None:
+            return
+        for name, column in columns.items():
+            if name in self.columns and _is_wider(column, self.columns[name]):
+                raise InvalidInput(
+                    f"column {name!r} has {column.shape[1]} entries a row now, {self.file.path} was laid out for "
+                    f"{self.columns[name].shape[1]}, and a file keeps its columns: {NARROW}"
+                )
+
+    def _check_names(self, names: Set[str]) -> None:
+        """Rows have the same columns always, but for ids, which may come later."""
+        if names != self.columns.keys() | {ID}:
             raise InvalidInput(
-                f"the memory holds the columns {sorted(self.columns)}, this batch has {sorted(columns)}; "
+                f"the memory holds the columns {sorted(self.columns)}, this batch has {sorted(names)}; "
                 "every row needs the same ones"
             )
-        for name, column in columns.items():
-            if self.file is not None or not _is_wider(column, self.columns[name]):
-                _check_leaf(column, self.columns[name], f"column {name!r}")
+        if self.file is not None:
+            raise InvalidInput(
+                f"{self.file.path} was laid out for rows without ids, and a file keeps its columns: give ids from the "
+                "first batch on (None for rows that have none), or start another file"
+            )
 
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for rows that look like these."""
@@ -66,6 +96,8 @@ class Rows:
         # By key, not by position: two dicts of the same inputs may name them in another order.
         tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
         for name, column in columns.items():
+            if name not in self.columns:
+                self.columns[name] = no_ids(self.capacity)  # the rows before had none
             if _is_wider(column, self.columns[name]):
                 self.columns[name] = _widened(self.columns[name], column.shape[1])
             self.columns[name][slots] = column.to(self.columns[name].device)
