@@ -24,9 +24,9 @@ from rehearse import (
     Uniform,
 )
 from rehearse.errors import RehearseError
-from rehearse.learners import AGEM, GEM
+from rehearse.learners import AGEM, GEM, ICaRL
 from rehearse.losses import DarkExperience
-from rehearse.memory import TaskRingMemory
+from rehearse.memory import ExemplarMemory, TaskRingMemory
 
 CALLS = 10_000
 FEATURES, CLASSES = 3, 3
@@ -78,13 +78,14 @@ def build(kind: str) -> Learner:
         "two inputs": lambda: Replay(two, adam(two), ReservoirMemory(12), budget=4),
         "agem": lambda: AGEM(net, sgd(net), TaskRingMemory(12)),
         "gem": lambda: GEM(net, sgd(net), TaskRingMemory(12)),
+        "icarl": lambda: ICaRL(bn, sgd(bn), ExemplarMemory(12), budget=4),
     }
     return learners[kind]()
 
 
 KINDS = [
     "finetune", "er", "er-mir", "two updates", "joint", "recalibrated", "balanced", "dark", "regression", "labels",
-    "callable", "two inputs", "agem", "gem",
+    "callable", "two inputs", "agem", "gem", "icarl",
 ]  # fmt: skip
 
 
@@ -185,11 +186,17 @@ class Chance:
 
     def task(self, n: int) -> Any:
         if self.often(0.7):
-            return self.choose(None, 0, 1) if self.kind not in ("gem", "agem") else self.choose(0, 1, 2)
+            return self.choose(None, 0, 1) if self.kind not in ("gem", "agem", "icarl") else self.choose(0, 1, 2)
         return self.choose(
             -1, 10**12, 2**70, 1.0, 0.5, "0", True, torch.tensor(1), torch.tensor([0, 1]), np.int32(1), [0] * n, [0, 1],
             list(range(n)), torch.zeros(n), torch.full((n,), -1), [None] * n, object(), torch.zeros(n, 1).long(),
         )  # fmt: skip
+
+    def id(self, n: int) -> Any:
+        if self.often(0.8):
+            return None
+        return self.choose(range(n), [str(i % 3) for i in range(n)], [None] * n, torch.arange(n), "ann", 3, [1.5] * n,
+                           [1], torch.zeros(n), [2**70] * n, np.arange(n), object())  # fmt: skip
 
 
 def call(learner: Learner, chance: Chance) -> None:
@@ -198,7 +205,7 @@ def call(learner: Learner, chance: Chance) -> None:
     memory = learner.memory
     which = chance.numpy.random()
     if which < 0.70 or memory is None:
-        learner.observe(chance.x(n), chance.y(n), chance.task(n))
+        learner.observe(chance.x(n), chance.y(n), chance.task(n), chance.id(n))
     elif which < 0.78:
         chance.choose(learner.predict, learner.predict_proba, learner.scores)(chance.x(n))
     elif which < 0.84:
@@ -207,7 +214,7 @@ def call(learner: Learner, chance: Chance) -> None:
     elif which < 0.88:
         learner.diagnose(chance.x(n), chance.y(n), chance.task(n), chance.choose(None, 5, 0, "5"))
     elif which < 0.92:
-        memory.forget(
+        learner.forget(
             **chance.choose(
                 {}, {"slots": [0, 3, 99, -1]}, {"ids": [1]}, {"ids": 3}, {"slots": [1], "ids": [2]},
                 {"predicate": lambda rows: rows.y}, {"predicate": lambda rows: rows.slots == 2},

@@ -323,3 +323,79 @@ def test_the_real_resnet() -> None:
     assert probabilities.sum(1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
     assert (probabilities[:, 4:] == 0).all()
     assert ours.forward_passes == pytest.approx((2 * 4 * 4 + 2 * 2 * 4 + 2 * 2 * 8 + 8 + 8) / 16)
+
+
+# --------------------------------------------------------------------------------------------- what is known already
+
+
+def known(tasks: int = 2) -> list[tuple[Tensor, Tensor, int]]:
+    return stream(tasks=tasks)
+
+
+@pytest.mark.parametrize("keep", ["memory", "task"])
+def test_what_is_remembered_becomes_exemplars_and_the_network_is_distilled_from(keep: Any) -> None:
+    one = learner(capacity=100, keep=keep)
+    before = frozen(one.model.state_dict())
+    assert one.remember(known()) == 40
+    assert_same(one.model.state_dict(), before)
+    x, y = (torch.cat([batch[part] for batch in known()]) for part in (0, 1))
+    held = one.memory.all()
+    for label in range(4):
+        mine = x[y == label]
+        best = mine[herding(features(one.model, mine), 25)]  # 100 // 4
+        assert torch.equal(held.x[held.y == label], best[: len(held.x[held.y == label])])
+        assert (held.y == label).sum() == len(best)
+    old = one.state_dict()["own"]["old"]
+    assert_same({name: value for name, value in old.items() if name in before}, before)
+    assert one.state_dict()["own"]["past_labels"] == [0, 1, 2, 3]
+    assert one.rows_observed == 0
+    assert one.state_dict()["rows_passed"] == 0
+    labels, means = class_means(features(one.model, x), y)
+    assert torch.equal(one.predict(x), labels[torch.cdist(features(one.model, x), means).argmin(1)])
+
+
+def test_a_step_after_remembering_replays_and_distils() -> None:
+    one = learner(capacity=40)
+    one.remember(known())
+    literal = copy.deepcopy(one.model)
+    x, y, task = stream()[-1]
+    step = one.observe(x, y, task)
+    assert step.recalled is not None
+    rows, labels = torch.cat([x, step.recalled.x]), torch.cat([y, step.recalled.y])
+    goal = literal(rows).sigmoid().detach()
+    for label in y.unique():
+        goal[:, label] = (labels == label).float()
+    come = [0, 1, 2, 3, *y.unique().tolist()]
+    loss = F.binary_cross_entropy_with_logits(literal(rows)[:, come], goal[:, come], reduction="none").sum(1).mean()
+    loss.backward()
+    torch.optim.SGD(literal.parameters(), lr=0.3).step()
+    torch.testing.assert_close(one.model.state_dict(), literal.state_dict())
+
+
+def test_remembering_is_bounded_and_refused_in_the_middle_of_a_task() -> None:
+    one = learner(capacity=5)
+    assert one.remember(((x, y) for x, y, _ in known()), limit=30) == 30
+    assert len(one.memory) <= 5
+    assert Counter(one.memory.all().task.tolist()).keys() == {-1}
+    one.observe(*stream()[-1])
+    before = frozen(one.state_dict())
+    with pytest.raises(InvalidInput, match="end_task"):
+        one.remember(known())
+    assert_same(one.state_dict(), before)
+    one.end_task()
+    one.remember((x, y) for x, y, _ in known())
+
+
+def test_what_was_remembered_before_a_refusal_is_exemplars_too() -> None:
+    one = learner()
+    before = frozen(one.state_dict())
+    with pytest.raises(InvalidInput, match="label 9"):
+        one.remember([(torch.randn(1, 3), torch.tensor([9]))])
+    assert_same(one.state_dict(), before)
+    x, y, task = known()[0]
+    with pytest.raises(InvalidInput, match="those before had"):
+        one.remember([(x, y, task), (torch.randn(2, 4), torch.tensor([0, 1]), task)])
+    assert one.memory.seen == 4
+    assert len(one.memory.running()) == 0
+    with pytest.raises(InvalidInput, match="too few"):
+        learner(capacity=1).remember([(x[:2], torch.tensor([0, 1]))])

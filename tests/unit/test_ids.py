@@ -201,7 +201,7 @@ def test_a_head_does_not_outgrow_the_logits_in_a_file(tmp_path: Path) -> None:
     """Before anything is changed; and the way out that the message names is one."""
     old = Replay(*network(), ReservoirMemory(30, path=tmp_path / "rows"), loss=DarkExperience())
     assert old.grow(5) == 1  # nothing is laid out yet
-    old.observe(*rows(0)[:3])
+    old.observe(*rows(0)[:2])
     before = old.state_dict()
     with pytest.raises(InvalidInput, match=r"laid out for 5.*grow the head before"):
         old.grow(6)
@@ -212,7 +212,9 @@ def test_a_head_does_not_outgrow_the_logits_in_a_file(tmp_path: Path) -> None:
         model, torch.optim.SGD(model.parameters(), lr=0.05), ReservoirMemory(30), loss=DarkExperience(), budget=4
     )
     new.grow(6)
-    assert new.remember((held.x, held.y, held.task) for held in [old.memory.all()]) == 20
+    held = old.memory.all()
+    assert new.remember([Batch(held.x, held.y, held.task)]) == 20
+    assert torch.equal(new.memory.all().task, held.task)  # that of the first ten is unknown
     assert new.memory.all().columns["logits"].shape == (20, 6)
     new.observe(torch.rand(2, FEATURES), torch.tensor([5, 5]), 1)
 

@@ -34,7 +34,7 @@ from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
 from .diagnose import Diagnosis, diagnose
-from .remember import remember
+from .remember import remember, take_in
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
 
@@ -175,6 +175,9 @@ class Learner(ABC):
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Fill the memory from data that the model already knows, without training; see `learners.remember`."""
         return remember(self, data, limit)
+
+    def _take_in(self, known: Batch) -> None:
+        take_in(self, known)
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove rows for good from all that is kept of the stream, and say how many; see `Memory.forget`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -105,6 +105,30 @@ class ICaRL(Learner):
         old = losses[len(incoming) :]
         return Step(losses[: len(incoming)].mean().item(), old.mean().item() if len(old) else None, recalled)
 
+    def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
+        """Choose exemplars from data that the model already knows, and let it be the network to distil from.
+
+        It is what a task with these rows would leave, without the training; see `learners.remember`. Rows that come
+        without a task have exemplars of their own for each class.
+        """
+        if self._labels:
+            raise InvalidInput("a task is running; end it before remembering other data: learner.end_task()")
+        passed = self._rows_passed
+        try:
+            return super().remember(data, limit)
+        finally:
+            self.end_task()
+            self._rows_passed = passed
+
+    def _take_in(self, known: Batch) -> None:
+        labels = self._labels_of(known)
+        self.memory.check(known)
+        self.memory.share(known)
+        if not bool(self._features(known.x).isfinite().all()):
+            raise InvalidInput("the features of some of these rows are not finite; they cannot be exemplars")
+        self._remember(known)
+        self._labels |= labels
+
     def end_task(self) -> None:
         """Choose the exemplars of the running task, and keep the network to distil from."""
         if not self._labels:
@@ -174,7 +198,7 @@ class ICaRL(Learner):
         return F.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
 
     def _remember(self, incoming: Batch) -> None:
-        self.memory.add(incoming.x, incoming.y, task=incoming.task, **incoming.columns)
+        self.memory.keep(incoming, self.memory.check(incoming))
         if self.keep == "task":
             task = task_column(incoming.task, len(incoming))
             copy = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=incoming.columns)

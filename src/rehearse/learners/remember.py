@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from ..batch import Batch, checked_batch
+from ..batch import Batch, checked_batch, checked_task
 from ..errors import InvalidInput, InvalidType
 from ..losses import to_remember
 from ..memory.ids import ID, as_ids
@@ -32,12 +33,7 @@ def remember(learner: Learner, data: Iterable[Any], limit: int | None = None) ->
         batch = _as_batch(item)
         if limit is not None and rows + len(batch) > limit:
             batch = batch.take(torch.arange(limit - rows))
-        scores = learner.scores(batch.x)
-        losses = learner.loss(scores, batch.to(scores.device), False)
-        if not bool(losses.isfinite().all()):
-            raise InvalidInput("the loss of some of these rows is not finite; they cannot be replayed")
-        known = {**to_remember(learner.loss, scores), **batch.columns}
-        learner.memory.add(batch.x, batch.y, task=batch.task, **known)
+        learner._take_in(batch)
         learner._note_kind(batch)
         rows += len(batch)
         if rows == limit:
@@ -45,11 +41,28 @@ def remember(learner: Learner, data: Iterable[Any], limit: int | None = None) ->
     return rows
 
 
+def take_in(learner: Learner, batch: Batch) -> None:
+    """Keep these rows, with what the loss wants remembered of them; refuse those that could not be replayed."""
+    assert learner.memory is not None
+    scores = learner.scores(batch.x)
+    losses = learner.loss(scores, batch.to(scores.device), False)
+    if not bool(losses.isfinite().all()):
+        raise InvalidInput("the loss of some of these rows is not finite; they cannot be replayed")
+    wanted = {name: column for name, column in to_remember(learner.loss, scores).items() if name not in batch.columns}
+    learner.memory.keep(batch, learner.memory.check(batch, **wanted))
+
+
 def _as_batch(item: Any) -> Batch:
     if isinstance(item, Batch):
-        checked = checked_batch(item.x, item.y, item.task)
+        checked = checked_batch(item.x, item.y)
         columns = {name: as_ids(values) if name == ID else values for name, values in item.columns.items()}
-        return Batch(checked.x, checked.y, checked.task, columns=columns)
+        return Batch(checked.x, checked.y, _tasks(item.task, len(checked)), columns=columns)
     if not isinstance(item, tuple | list) or len(item) not in (2, 3):
         raise InvalidType(f"the data must give (x, y), (x, y, task) or a Batch; it gave a {type(item).__name__}")
     return checked_batch(*item)
+
+
+def _tasks(task: Any, rows: int) -> Tensor | int | None:
+    """Rows that come out of a memory say −1 where their task is unknown."""
+    recalled = isinstance(task, Tensor) and task.dtype == torch.int64 and task.shape == (rows,) and task.min() == -1
+    return task if recalled else checked_task(task, rows)

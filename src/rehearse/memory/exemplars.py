@@ -54,7 +54,7 @@ class ExemplarMemory(Memory):
         groups, seen = list(groups), self.seen
         self.forget(slots=self.running().tolist())
         for group in groups:
-            slots = self.add(group.x, group.y, task=group.task, **group.columns)
+            slots = self.keep(group, self.check(group))
             self.note(RANK, slots, torch.arange(len(slots)))
         self.seen, self._arrived = seen, 0  # they were seen before
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 NARROW = (
-    "grow the head before the first row is kept, or make a new learner around the same model with a memory in RAM or "
-    "in another file, and fill it by learner.remember((rows.x, rows.y, rows.task) for rows in [old.memory.all()])"
+    "grow the head before the first row is kept, or put a new learner with another memory around the model and fill "
+    "that one: new.remember([Batch(rows.x, rows.y, rows.task)]) with rows = old.memory.all()"
 )
 
 
