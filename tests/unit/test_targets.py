@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+from typing import Any
 
 import pytest
 from made_results import made_result
@@ -13,7 +14,7 @@ from rehearse.errors import InvalidInput
 from rehearse.methods import METHODS
 from rehearse.paper import target as target_module
 from rehearse.paper.costs import Costs, rows, work
-from rehearse.paper.outcome import Results, outcome
+from rehearse.paper.outcome import Results, cpu_seconds, outcome, to_run
 from rehearse.paper.published import PUBLISHED
 from rehearse.paper.target import Entry, Target
 from rehearse.paper.targets import GROUPS, TARGETS, find_targets
@@ -32,8 +33,8 @@ def test_every_table_of_the_paper_is_a_target_with_all_its_cells() -> None:
         assert sorted(map(id, cells)) == sorted(map(id, table.cells))
     named = {"figure2", "figure3", "figure4", "figure5", "figure6", "figure7"}
     named |= {"learning-rate", "methods", "batchnorm", "generative-controls"}
-    assert TARGETS.keys() == PUBLISHED.keys() | named
-    assert GROUPS["all"] == tuple(TARGETS)
+    assert set(GROUPS["all"]) == PUBLISHED.keys() | named
+    assert TARGETS.keys() == set(GROUPS["all"]) | set(GROUPS["controls"])
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -61,12 +62,46 @@ def test_published_settings_become_the_papers_runs() -> None:
     assert TARGETS["table2"].seeds == 15
 
 
-def test_treatments_of_batch_norm_are_runs_of_their_own_but_for_plain_replay() -> None:
-    treatments = ("published", "clean", "joint", "recalibrated")
-    mir = [entry("batchnorm", "ER-MIR", treatment).spec().batchnorm for treatment in treatments]
-    assert mir == list(treatments)
-    er = [entry("batchnorm", "ER", treatment).spec().batchnorm for treatment in treatments]
-    assert er == ["published", "published", "joint", "recalibrated"]
+def told(result: dict[str, Any], clean: float, recalibrated: float) -> dict[str, Any]:
+    """The result with the accuracies of the two other treatments beside."""
+    accuracies = {"clean": clean, "recalibrated": recalibrated}
+    return result | {
+        "treatments": {name: {"metrics": {"accuracy": value}, "matrices": {}} for name, value in accuracies.items()}
+    }
+
+
+def test_three_treatments_of_batch_norm_are_read_from_the_runs_of_table_2() -> None:
+    for row in ("ER", "ER-MIR"):
+        runs = [entry("batchnorm", row, name).spec() for name in ("published", "clean", "recalibrated")]
+        assert set(map(str, runs)) == {str(entry("table2", row, "M=100").spec())}
+        assert entry("batchnorm", row, "joint").spec().batchnorm == "joint"
+    mir = entry("batchnorm", "ER-MIR", "published")
+    result = told(made_result(mir.spec(0), 0.4), 0.3, 0.5)
+    found = outcome(TARGETS["batchnorm"], Results([result]))
+    accuracy = {k: [r["metrics"]["accuracy"] for r in runs.values()] for k, runs in found.runs.items() if runs}
+    assert accuracy == {
+        ("ER-MIR", "published"): [0.4], ("ER-MIR", "clean"): [0.3], ("ER-MIR", "recalibrated"): [0.5]
+    }  # fmt: skip
+
+
+def test_a_treatment_that_a_result_does_not_tell_is_run_alone_and_found() -> None:
+    target = TARGETS["batchnorm"].only(["er-mir"])
+    published, alone = entry("batchnorm", "ER-MIR", "published"), entry("batchnorm", "ER-MIR", "recalibrated").alone(0)
+    earlier = [made_result(published.spec(0), 0.4), told(made_result(published.spec(1), 0.4), 0.3, 0.5)]
+    modes = [(spec.seed, spec.batchnorm) for spec in to_run(target, Results(earlier), seeds=2)]
+    assert sorted(modes) == [
+        (0, "clean"), (0, "joint"), (0, "published"), (0, "recalibrated"), (1, "joint"), (1, "published")
+    ]  # fmt: skip
+    found = outcome(target, Results([*earlier, made_result(alone, 0.6)]))
+    runs = found.runs["ER-MIR", "recalibrated"]
+    assert {seed: result["metrics"]["accuracy"] for seed, result in runs.items()} == {0: 0.6, 1: 0.5}
+    assert list(found.runs["ER-MIR", "clean"]) == [1]
+
+
+def test_costs_leave_out_the_evaluation_of_other_treatments() -> None:
+    result = made_result(SPEC_ER.spec(0))
+    assert cpu_seconds(result) == 10.0
+    assert cpu_seconds(result | {"cost": result["cost"] | {"treatments_cpu_seconds": 4.0}}) == 6.0
 
 
 def test_only_some_methods() -> None:
@@ -162,7 +197,7 @@ def test_csv_and_markdown_say_the_same() -> None:
         "| `rehearse reproduce table1 --only er` |"
     ) in text
     assert "| GEM | Permuted MNIST | accuracy | – | – | 0 | 78.8 ± 0.4 | not run | – |" in text
-    assert "| ER-MIR − ER | MNIST Split | accuracy | +8.0 ± 2.5 | 3 |" in text
+    assert "| ER-MIR − ER | MNIST Split | accuracy | +8.0 ± 2.5 | 3 | settled |" in text
 
 
 def test_the_page_counts_verdicts_and_cpu_hours() -> None:
@@ -183,6 +218,10 @@ def test_costs_are_those_of_the_same_setting_then_of_the_like_then_a_guess() -> 
     twice = dataclasses.replace(SPEC_ER.spec(0), updates=2)
     assert costs.estimate(twice).cpu_seconds == pytest.approx(20.0)
     assert not costs.estimate(twice).measured
+    larger = dataclasses.replace(SPEC_ER.spec(0), budget=50)  # 60 rows forth and back instead of 20
+    assert costs.estimate(larger).cpu_seconds == pytest.approx(30.0)
+    passing = dataclasses.replace(SPEC_ER.spec(0), candidates=60)  # 60 rows forth beside 20 forth and back
+    assert costs.estimate(passing).cpu_seconds == pytest.approx(20.0)
     cifar = entry("table2", "ER-MIR", "M=100").spec()
     assert 300 < costs.estimate(cifar).cpu_seconds < 3000  # the published program needs about 1,550
     assert rows(cifar) == 5 * 9750

@@ -15,12 +15,13 @@ from ..campaign.store import Store, results_in
 from ..errors import InvalidInput, MissingExtra
 from ..experiment import Settings, with_precision
 from ..paper.costs import Costs
-from ..paper.outcome import Outcome, Results, outcome
+from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
 from ..paper.targets import GROUPS, TARGETS, find_targets
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_task
 from ..report.reproduction import (
+    Forecast,
     cost_table,
     filled,
     outcome_csv,
@@ -29,6 +30,7 @@ from ..report.reproduction import (
     outcome_table,
     reproduction_page,
 )
+from ..spec import Spec
 from .console import errors, output
 from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
@@ -70,7 +72,8 @@ def reproduce(
         return
     failed: list[Failed] = []
     if from_results is None:
-        specs = list({spec.key: spec for target in chosen for spec in target.specs(seeds)}.values())
+        earlier = Results(results_in([out]))
+        specs = list({spec.key: spec for target in chosen for spec in to_run(target, earlier, seeds)}.values())
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         _, failed = follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)
         failed += _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
@@ -108,16 +111,19 @@ def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: i
 def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
     results = list(results_in(places))
     done = {result["key"] for result in results}
-    costs = Costs(results)
-    rows = []
+    costs, found = Costs(results), Results(results)
+    rows: list[Forecast] = []
+    everything: dict[str, Spec] = {}
     for target in targets:
-        specs = [with_precision(spec) for spec in target.specs(seeds)]
+        specs = [with_precision(spec) for spec in to_run(target, found, seeds)]
+        everything.update({spec.key: spec for spec in specs})
         estimates = [costs.estimate(spec) for spec in specs if spec.key not in done]
         missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
         rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
-    output.print(cost_table(rows))
-    for name, _, _, _, missing in rows:
-        for sentence in missing:
+    together = [costs.estimate(spec) for key, spec in everything.items() if key not in done]
+    output.print(cost_table(rows, (len(everything), len(everything) - len(together), together)))
+    for name, _, _, _, sentences in rows:
+        for sentence in sentences:
             output.print(f"{name}, not available: {sentence}", highlight=False, markup=False)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from statistics import fmean
 from typing import Any
 
-from ..methods import find_method
+from ..methods import find_method, resolve
 from ..spec import Spec
 from ..streams import STREAMS
 
@@ -64,8 +65,20 @@ def rows(spec: Spec) -> int:
 
 
 def work(spec: Spec) -> float:
-    """What the cost is proportional to: rows times updates."""
-    return rows(spec) * (spec.updates or 1)
+    """What the cost is proportional to: rows times updates, and what is passed for a row where that is not usual."""
+    return rows(spec) * (spec.updates or 1) * _passes(spec) / _usual_passes(spec.method, spec.stream)
+
+
+@cache
+def _usual_passes(method: str, stream: str) -> float:
+    return _passes(resolve(method, stream))
+
+
+def _passes(spec: Spec) -> float:
+    """Forward passes for a batch, a backward pass counting as two; candidates pass once, or twice to be scored."""
+    candidates = spec.capacity if spec.candidates == "all" else spec.candidates
+    scoring = (1 if spec.criterion is None else 2) * int(candidates or 0)
+    return 3 * (spec.batch_size + (spec.budget or 0)) + scoring
 
 
 def _kind(spec: Spec) -> tuple[str, str, str]:

@@ -40,6 +40,15 @@ class Results:
                 found.setdefault(seed, result)
         return found
 
+    def of(self, entry: Entry, seeds: int | None = None) -> dict[int, Result]:
+        """seed -> the result of an entry, with the numbers of its treatment in the place of the run's own."""
+        found = self.current(entry.spec(), seeds)
+        if entry.treatment is None:
+            return found
+        told = {seed: result for seed, result in found.items() if entry.treatment in result.get("treatments", {})}
+        treated = {seed: {**result, **result["treatments"][entry.treatment]} for seed, result in told.items()}
+        return dict(sorted((self.current(entry.alone(), seeds) | treated).items()))
+
     def stale(self, spec: Spec) -> int:
         """How many results of a spec are of earlier versions of its method or stream."""
         versions = (spec.method_version, spec.stream_version)
@@ -94,8 +103,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
     """
     seeds = seeds or target.seeds
     runs = {
-        (entry.row, entry.column): results.current(entry.spec(), seeds) if entry.missing is None else {}
-        for entry in target.entries
+        (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
     }
     lines = tuple(
         _line(entry, metric, runs[entry.row, entry.column], results)
@@ -118,23 +126,59 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     judgement: Judgement = "no number"
     if ours is not None:
         judgement = verdict(ours, cell.number if cell is not None else None)
-    costs = [result["cost"]["cpu_seconds"] for result in runs.values()]
+    costs = [cpu_seconds(result) for result in runs.values()]
     precisions = tuple(sorted({result["spec"]["precision"] for result in runs.values()}))
     return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions)
 
 
 def _differences(target: Target, runs: Mapping[tuple[str, str], Mapping[int, Result]]) -> Iterable[Difference]:
+    """``column`` is where both stand: a column, or for a pair of columns the row."""
     columns = dict.fromkeys(entry.column for entry in target.entries)
-    for later, earlier in target.pairs:
-        for column in columns:
-            for metric in target.metrics:
-                a = values_of(runs.get((later, column), {}), metric)
-                b = values_of(runs.get((earlier, column), {}), metric)
-                if a.keys() & b.keys():
-                    yield Difference(later, earlier, column, metric, paired_difference(a, b))
+    rows = dict.fromkeys(entry.row for entry in target.entries)
+    places = [(pair, column, [(row, column) for row in pair]) for pair in target.pairs for column in columns]
+    places += [(pair, row, [(row, column) for column in pair]) for pair in target.column_pairs for row in rows]
+    for (later, earlier), where, pair in places:
+        for metric in target.metrics:
+            a, b = (values_of(runs.get(place, {}), metric) for place in pair)
+            if a.keys() & b.keys():
+                yield Difference(later, earlier, where, metric, paired_difference(a, b))
 
 
 def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
     """seed -> value, without the runs where the metric is undefined."""
-    values = {seed: result["metrics"].get(metric) for seed, result in runs.items()}
+    values = {seed: _value(result, metric) for seed, result in runs.items()}
     return {seed: value for seed, value in values.items() if value is not None}
+
+
+# What a search in latent space measured of itself, in the report of a run.
+SEARCHED = {
+    f"{network} {what} {when}": (network, f"{what}_{when}")
+    for network in ("classifier", "generator")
+    for what in ("interference", "entropy")
+    for when in ("before", "after")
+}
+
+
+def _value(result: Result, metric: str) -> float | None:
+    if metric not in SEARCHED:
+        value: float | None = result["metrics"].get(metric)
+        return value
+    network, name = SEARCHED[metric]
+    measured: float | None = result["report"].get("search", {}).get(network, {}).get(name)
+    return measured
+
+
+def cpu_seconds(result: Result) -> float:
+    """What a run cost, without the evaluation of treatments that are not its own."""
+    return float(result["cost"]["cpu_seconds"] - result["cost"].get("treatments_cpu_seconds", 0.0))
+
+
+def to_run(target: Target, results: Results, seeds: int | None = None) -> list[Spec]:
+    """The specs of a target, each once, seed by seed; a treatment by itself where its training does not tell it."""
+    specs = []
+    for seed in range(seeds or target.seeds):
+        for entry in target.available():
+            trained = results.current(entry.spec(), seed + 1).get(seed)
+            untold = trained is not None and entry.treatment is not None and "treatments" not in trained
+            specs.append(entry.alone(seed) if untold else entry.spec(seed))
+    return list({spec.key: spec for spec in specs}.values())

@@ -24,6 +24,8 @@ class Entry:
     spec_name: str | None = None
     """A named spec of settings/*.toml that the run starts from."""
     cells: Mapping[str, Cell] = field(default_factory=dict)
+    treatment: str | None = None
+    """The treatment of batch-norm whose numbers are read from the run, where they are not the run's own."""
 
     @property
     def missing(self) -> str | None:
@@ -38,13 +40,17 @@ class Entry:
         base = named_specs()[self.spec_name] if self.spec_name is not None else {}
         return resolve(self.method, self.stream, base, self.settings, {"seed": seed})
 
+    def alone(self, seed: int = 0) -> Spec:
+        """A run with the entry's treatment as its own, for where one training did not report it."""
+        return replace(self.spec(seed), batchnorm=self.treatment)
+
 
 @dataclass(frozen=True)
 class Target:
     """A table or figure: its entries, the seeds it was published with, and the pairs whose difference is shown.
 
-    ``pairs`` are (later row, earlier row), compared seed by seed in every column that has both. ``metrics`` are the
-    columns of numbers, in their order.
+    ``pairs`` are (later row, earlier row), compared seed by seed in every column that has both; ``column_pairs`` are
+    columns, compared so in every row. ``metrics`` are the columns of numbers, in their order.
     """
 
     name: str
@@ -54,6 +60,7 @@ class Target:
     metrics: tuple[str, ...] = ("accuracy", "forgetting")
     pairs: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    column_pairs: tuple[tuple[str, str], ...] = ()
     picture: str = ""
     """For a figure that is a picture of one run: which of the pictures that the run draws after its last task."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..streams import STREAMS
-from . import own
+from . import controls, own
 from .published import PUBLISHED, Cell, Setting, Table
 from .target import Entry, Target
 
@@ -133,8 +133,18 @@ def _targets() -> dict[str, Target]:
     return tables | {target.name: target for target in [*_figures(), *ours]}
 
 
-TARGETS: Mapping[str, Target] = _targets()
-GROUPS: Mapping[str, tuple[str, ...]] = {"all": tuple(TARGETS)}
+PARTS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(target.name for target in targets) for name, targets in controls.parts().items()
+}
+CONTROLS: Mapping[str, Target] = {target.name: target for targets in controls.parts().values() for target in targets}
+PAPER: Mapping[str, Target] = _targets()
+TARGETS: Mapping[str, Target] = {**PAPER, **CONTROLS}
+# `all` is what docs/reproduction.md shows, `controls` what docs/what-makes-it-work.md does.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "all": tuple(PAPER),
+    "controls": tuple(CONTROLS),
+    **{name: names for name, names in PARTS.items() if name not in CONTROLS},
+}
 
 
 def find_targets(names: Sequence[str]) -> list[Target]:

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from ..paper.costs import Estimate
-from ..paper.outcome import Line, Outcome
-from ..statistics import Summary
+from ..paper.outcome import Difference, Line, Outcome
+from ..statistics import Summary, seeds_needed
 from . import tables
 from .tables import UNDEFINED
 
+DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 PER_CENT = ("accuracy", "forgetting", "anytime_accuracy", "pooled_accuracy", "validation_accuracy")
 LEGEND = (
@@ -36,12 +37,28 @@ def outcome_differences_table(outcome: Outcome) -> Table | None:
     if not outcome.differences:
         return None
     table = Table(title="paired differences on the same seeds, in points")
-    for name in ("", "column", "metric", "difference", "n"):
-        table.add_column(name, justify="left" if name != "difference" else "right")
-    for row in outcome.differences:
-        name = f"{row.later} − {row.earlier}"
-        table.add_row(name, row.column, row.metric, number(row.ours, row.metric, sign=True), str(row.ours.n))
+    for name in DIFFERENCES:
+        table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
+    for difference in outcome.differences:
+        table.add_row(*_difference_cells(difference))
     return table
+
+
+def _difference_cells(difference: Difference) -> tuple[str, ...]:
+    ours, metric = difference.ours, difference.metric
+    name = f"{difference.later} − {difference.earlier}"
+    return name, difference.column, metric, number(ours, metric, sign=True), str(ours.n), settling(ours)
+
+
+def settling(difference: Summary) -> str:
+    """Whether the interval of a paired difference leaves out zero, or how many seeds would make it (`seeds_needed`)."""
+    if difference.interval is None:
+        return "one seed tells nothing"
+    low, high = difference.interval
+    if low > 0 or high < 0:
+        return "settled"
+    needed = seeds_needed(difference.sd, difference.mean)
+    return "no difference" if needed is None else f"{needed:,}"
 
 
 def _cells(line: Line, seeds: int) -> tuple[str, ...]:
@@ -131,11 +148,7 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 
 def _differences_markdown(outcome: Outcome) -> str:
-    rows = [
-        [f"{d.later} − {d.earlier}", d.column, d.metric, number(d.ours, d.metric, sign=True), str(d.ours.n)]
-        for d in outcome.differences
-    ]
-    table = markdown_table(["", "column", "metric", "difference", "n"], rows, right=3)
+    table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
     return f"Paired differences on the same seeds, in points:\n\n{table}"
 
 
@@ -197,13 +210,17 @@ def _cpu_seconds(outcome: Outcome) -> float:
 Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, runs, done, estimates, not available
 
 
-def cost_table(forecasts: Sequence[Forecast]) -> Table:
-    """What would run, and what it would cost."""
+def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence[Estimate]]) -> Table:
+    """What would run, and what it would cost; ``together`` counts the runs that several targets share once."""
     caption = "* estimated, for want of a run with the same settings; checkpoints come and go beside these files"
     table = Table(title="what would run", caption=caption)
     for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
         table.add_column(name, justify="left" if name == "target" else "right")
+    if len(forecasts) > 1:
+        forecasts = [*forecasts, ("together", *together, [word for *_, missing in forecasts for word in missing])]
     for name, runs, done, estimates, missing in forecasts:
+        if name == "together":
+            table.add_section()
         rough = "" if all(estimate.measured for estimate in estimates) else "*"
         hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
         disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6

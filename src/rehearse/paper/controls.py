@@ -1,0 +1,268 @@
+"""The controls that the paper lacks: what the retrieval adds when all else is held equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from . import own
+from .outcome import SEARCHED
+from .target import Entry, Target
+
+Settings = Mapping[str, Any]
+CIFAR10, SPLIT, PERMUTED = "split-cifar10", "split-mnist", "permuted-mnist"
+BOTH = {"ER": "er", "ER-MIR": "er-mir"}
+SHORT = 2500
+SHORT_NOTE = (
+    f"{SHORT:,} samples a task: a cheaper picture of its own, not to be held against Table 2, which has 9,750. "
+)
+TOLD = ("published", "clean", "recalibrated")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Split CIFAR-10 at 100 memories per class: the whole stream, or a shortened one that is told apart."""
+
+    name: str
+    settings: Settings
+    seeds: int
+    title: str = "Split CIFAR-10, 100 memories per class"
+    note: str = ""
+
+
+FULL = Picture("full", {"memory": 100}, 3)
+SHORTENED = Picture(
+    "2500",
+    {"memory": 100, "samples_per_task": SHORT},
+    5,
+    f"Split CIFAR-10, {SHORT:,} samples a task, 100 memories per class",
+    SHORT_NOTE,
+)
+
+
+# ------------------------------------------------------------------------------------------------------- batch-norm
+
+
+def batchnorm(picture: Picture) -> Target:
+    """ER, ER that passes candidates as MIR does, and ER-MIR, under every treatment and without batch-norm."""
+    passed = "ER, candidates passed"
+    entries = [
+        entry
+        for told in TOLD
+        for entry in (
+            _told("ER", told, "er", picture.settings),
+            _told(passed, told, "er", {**picture.settings, "candidates": 50}, passes=True),
+            _told("ER-MIR", told, "er-mir", picture.settings, passes=True),
+        )
+    ]
+    others: dict[str, Settings] = {"joint": {"batchnorm": "joint"}, "group-norm": {"network": "resnet18-groupnorm"}}
+    entries += [
+        Entry(row, column, method, CIFAR10, {**picture.settings, **extra})
+        for column, extra in others.items()
+        for row, method in BOTH.items()
+    ]
+    return Target(
+        f"controls-batchnorm-{picture.name}",
+        f"{picture.title}: what the retrieval adds under each treatment of batch-norm's statistics, and with "
+        "group-norm, which has none",
+        tuple(entries),
+        picture.seeds,
+        pairs=(("ER-MIR", "ER"), ("ER-MIR", passed), (passed, "ER")),
+        note=picture.note
+        + "Published, clean and recalibrated are one training; passed: as many candidates pass through the network as "
+        "with MIR, and ten of them are recalled at random. ER passes none, so that published and clean are the same.",
+        column_pairs=(("recalibrated", "published"), ("clean", "published"), ("joint", "published")),
+    )
+
+
+def _told(row: str, treatment: str, method: str, settings: Settings, *, passes: bool = False) -> Entry:
+    """An entry that reads a treatment from the one training; without candidates that pass, clean is published."""
+    same = treatment == "published" or (treatment == "clean" and not passes)
+    return Entry(row, treatment, method, CIFAR10, settings, treatment=None if same else treatment)
+
+
+# ------------------------------------------------------------------------------------------------------- equal cost
+
+
+def _more(updates: Iterable[int], budgets: Iterable[int]) -> dict[str, Settings]:
+    """Plain replay with more updates for each batch, or with more recalled memories in each."""
+    return {
+        "ER": {},
+        **{f"ER, {number} updates": {"updates": number} for number in updates},
+        **{f"ER, {number} recalled": {"budget": number} for number in budgets},
+    }
+
+
+def _cost_target(name: str, title: str, entries: Sequence[Entry], seeds: int, note: str = "") -> Target:
+    rows = dict.fromkeys(entry.row for entry in entries)
+    pairs = tuple(("ER-MIR", row) for row in rows if row != "ER-MIR")
+    note += (
+        "ER-MIR against plain replay with as many more updates, or as large a recalled batch, as its CPU time buys. "
+        "CPU seconds are of whole runs, loading and evaluation included, without that of treatments."
+    )
+    return Target(name, title, tuple(entries), seeds, pairs=pairs, note=note)
+
+
+def cost_mnist() -> Target:
+    more = _more((2, 3), (20, 50, 100))
+    entries = [Entry(row, "Split MNIST", "er", SPLIT, extra) for row, extra in more.items()]
+    entries.append(Entry("ER-MIR", "Split MNIST", "er-mir", SPLIT))
+    return _cost_target("controls-cost-mnist", "Split MNIST, 50 memories per class, at equal cost", entries, 20)
+
+
+def cost_cifar10(picture: Picture) -> Target:
+    more = _more((2,), (30,)) if picture is FULL else _more((2, 3), (20, 30, 40))
+    entries = []
+    for told in ("published", "recalibrated"):
+        entries += [_told(row, told, "er", {**picture.settings, **extra}) for row, extra in more.items()]
+        entries.append(_told("ER-MIR", told, "er-mir", picture.settings, passes=True))
+    name, title = f"controls-cost-cifar10-{picture.name}", f"{picture.title}, at equal cost"
+    return _cost_target(name, title, entries, picture.seeds, picture.note)
+
+
+# ------------------------------------------------------------------------------------------------------ sensitivity
+
+STREAMS = {"Split": SPLIT, "Permuted": PERMUTED}
+
+
+def _sensitivity(
+    name: str,
+    title: str,
+    columns: Mapping[str, Settings],
+    column_pairs: Iterable[tuple[str, str]] = (),
+    mir_alone: bool = False,
+) -> Target:
+    """One setting varied, the others the paper's. With ``mir_alone`` ER has no such setting: one run, all columns."""
+    entries = tuple(
+        Entry(row, f"{label}, {column}", method, stream, {} if mir_alone and method == "er" else settings)
+        for label, stream in STREAMS.items()
+        for column, settings in columns.items()
+        for row, method in BOTH.items()
+    )
+    pairs = tuple((f"{label}, {later}", f"{label}, {earlier}") for label in STREAMS for later, earlier in column_pairs)
+    return Target(
+        f"controls-{name}",
+        f"Split and Permuted MNIST, 50 memories per class, by {title}",
+        entries,
+        20,
+        pairs=(("ER-MIR", "ER"),),
+        column_pairs=pairs,
+        note="All other settings are the paper's.",
+    )
+
+
+def sensitivity() -> list[Target]:
+    def varied(field: str, values: Iterable[Any], words: str) -> dict[str, Settings]:
+        return {words.format(value): {field: value} for value in values}
+
+    criteria = {"MI-1": {"criterion": "mi1"}, "MI-2": {"criterion": "mi2"}}
+    current = {"left out": {"exclude_current_task": True}, "recalled too": {"exclude_current_task": False}}
+    many = varied("candidates", (20, 50, 100, 150, "all"), "C = {}")
+    return [
+        _sensitivity("learning-rate", "the learning rate", varied("lr", (0.01, 0.02, 0.05, 0.1, 0.2), "lr {}")),
+        _sensitivity("candidates", "the number of candidates", many, mir_alone=True),
+        _sensitivity("budget", "the number of recalled memories", varied("budget", (5, 10, 20), "{} recalled")),
+        _sensitivity("criterion", "the criterion", criteria, [("MI-2", "MI-1")], mir_alone=True),
+        _sensitivity(
+            "current-task", "what becomes of memories of the current task", current, [("recalled too", "left out")]
+        ),
+    ]
+
+
+# ------------------------------------------------------------------------------- generative, hybrid, retrieval and loss
+
+
+def generative() -> Target:
+    """The generative controls on Split MNIST, with what the search did to interference and entropy."""
+    everything = own.generative_controls()
+    entries = tuple(entry for entry in everything.entries if entry.stream == SPLIT)
+    note = f"{everything.note} Interference and entropy, in nats, are what the search starts from and what it ends at."
+    return replace(
+        everything,
+        name="controls-generative",
+        title="Split MNIST: generative replay with all but the search held equal",
+        entries=entries,
+        metrics=("accuracy", "forgetting", *SEARCHED),
+        note=note,
+    )
+
+
+CODES, CODE_NUMBERS, IMAGE_BYTES = 1000, 320, 3072
+
+
+def hybrid() -> Target:
+    """Distinct neighbours against ten codes ten times, and codes of fewer bits at equal bytes against raw images."""
+    bytes_in_all = CODES * CODE_NUMBERS * 4
+    images = bytes_in_all // IMAGE_BYTES
+    rows: dict[str, tuple[str, str | None, int]] = {
+        "AE": ("ae", None, CODES),
+        "AE, ten codes ten times": ("ae", "ae-ten-times", CODES),
+        "AE-MIR": ("ae-mir", None, CODES),
+        "AE-MIR, ten codes ten times": ("ae-mir", "ae-mir-ten-times", CODES),
+        "AE, 16-bit codes": ("ae", "ae-16-bit", 2 * CODES),
+        "AE, 8-bit codes": ("ae", "ae-8-bit", 4 * CODES),
+        "AE-MIR, 16-bit codes": ("ae-mir", "ae-mir-16-bit", 2 * CODES),
+        "AE-MIR, 8-bit codes": ("ae-mir", "ae-mir-8-bit", 4 * CODES),
+        f"ER, {images} raw images": ("er", None, images),
+    }
+    entries = tuple(
+        Entry(row, "equal bytes", method, CIFAR10, {"capacity": capacity, "samples_per_task": SHORT}, spec)
+        for row, (method, spec, capacity) in rows.items()
+    )
+    pairs = [("AE-MIR", "AE"), ("AE-MIR", "AE, ten codes ten times"), ("AE-MIR", "AE-MIR, ten codes ten times")]
+    pairs += [(row, row.partition(",")[0]) for row in rows if "-bit" in row]
+    pairs += [(row, f"ER, {images} raw images") for row in ("AE", "AE, 8-bit codes")]
+    return Target(
+        "controls-hybrid",
+        f"Split CIFAR-10, {SHORT:,} samples a task: the hybrid with {bytes_in_all:,} bytes of memory",
+        entries,
+        3,
+        pairs=tuple(pairs),
+        note=SHORT_NOTE
+        + f"{CODES:,} codes of {CODE_NUMBERS} 32-bit numbers, twice as many of 16 bits, four times as many "
+        f"of 8, or {images} raw images of {IMAGE_BYTES:,} bytes.",
+    )
+
+
+LOSSES = ("er", "er-mir", "er-ace", "er-ace-mir", "der", "der-mir")
+LOSS_PAIRS = (("er-mir", "er"), ("er-ace-mir", "er-ace"), ("der-mir", "der"), ("er-ace", "er"), ("der", "er"))
+
+
+def losses_cifar10(picture: Picture) -> Target:
+    """Retrieval against loss; every run tells three treatments of batch-norm, so that the best need not be known."""
+    entries = tuple(
+        _told(method, told, method, picture.settings, passes=method.endswith("-mir"))
+        for told in TOLD
+        for method in LOSSES
+    )
+    return Target(
+        f"controls-losses-cifar10-{picture.name}",
+        f"{picture.title}: retrieval against loss",
+        entries,
+        picture.seeds,
+        pairs=LOSS_PAIRS,
+        note=picture.note + "The weights of DER++ are those chosen on Split MNIST.",
+    )
+
+
+def losses_mnist() -> Target:
+    entries = tuple(Entry(method, "Split MNIST", method, SPLIT, {"lr": 0.1}) for method in LOSSES)
+    note = "All at learning rate 0.1, which validation chose for the methods that are not the paper's."
+    title = "Split MNIST, 50 memories per class: retrieval against loss"
+    return Target("controls-losses-mnist", title, entries, 20, pairs=LOSS_PAIRS, note=note)
+
+
+# ----------------------------------------------------------------------------------------------------------- by name
+
+
+def parts() -> dict[str, list[Target]]:
+    """The parts of ``controls`` by the names under which they can be asked for, in the order of the page."""
+    return {
+        "controls-batchnorm": [batchnorm(FULL), batchnorm(SHORTENED)],
+        "controls-cost": [cost_mnist(), cost_cifar10(FULL), cost_cifar10(SHORTENED)],
+        "controls-sensitivity": sensitivity(),
+        "controls-generative": [generative()],
+        "controls-hybrid": [hybrid()],
+        "controls-retrieval-and-loss": [losses_mnist(), losses_cifar10(FULL), losses_cifar10(SHORTENED)],
+    }
