@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .errors import InvalidInput
+from .errors import InvalidInput, InvalidType
 from .gradients import Gradient
 from .lookahead import Lookahead
 from .losses import DRAW
@@ -133,6 +133,8 @@ class Draws:
     def __init__(self, retrieval: Retrieval, draws: int = 2) -> None:
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
             raise InvalidInput(f"draws is {draws!r}; it must be a positive whole number")
+        if isinstance(retrieval, type) or not callable(retrieval):
+            raise InvalidType(f"the retrieval must be an object like Uniform(), this is {retrieval!r}")
         self.retrieval, self.draws = retrieval, draws
         self.needs_gradient = retrieval.needs_gradient
         self.layers, self.virtual_step = getattr(retrieval, "layers", "all"), getattr(retrieval, "virtual_step", "sgd")

@@ -29,3 +29,7 @@ class TokenNetwork(nn.Module):
 def dropout_prototype() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 5))
+
+
+def normed_network(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(input_shape[0], 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, classes))

@@ -249,3 +249,9 @@ def test_a_frame_with_a_bad_row_is_refused_as_a_whole():
 def test_a_batch_size_of_nothing_is_refused():
     with pytest.raises(RehearseError, match="batch_size"):
         RehearsalClassifier(batch_size=0)
+
+
+@pytest.mark.parametrize("seed", ["1", -1, 1.5, object()])
+def test_a_seed_that_is_none_is_refused(seed):
+    with pytest.raises(RehearseError, match="seed"):
+        RehearsalClassifier(seed=seed)

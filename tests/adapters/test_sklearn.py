@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from own_networks import TokenNetwork, dropout_prototype, image_network, small_network
+from own_networks import TokenNetwork, dropout_prototype, image_network, normed_network, small_network
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_blobs
 from sklearn.metrics import log_loss
@@ -282,3 +282,51 @@ def test_features_of_a_data_frame_are_known_by_name(blobs):
 def test_settings_that_cannot_be_are_refused_in_words(blobs, setting, words):
     with pytest.raises(RehearseError, match=words):
         RehearsalClassifier(**setting).fit(*blobs)
+
+
+# ---------------------------------------------------------------------------------------- batch-norm, and bad settings
+
+
+@pytest.mark.parametrize("rows", [2, 10, 11, 21, 25])
+def test_a_lone_last_row_goes_with_the_batch_before_where_there_is_batch_norm(rows):
+    X, y = make_blobs(rows, centers=2, n_features=4, random_state=0)
+    model = RehearsalClassifier(normed_network, epochs=2, random_state=0).fit(X, y)
+    model.partial_fit(X, y)
+    assert model.learner_.rows_observed == 3 * rows
+    assert model.learner_.moves == 3 * max(1, rows // 10 + (rows % 10 > 1))
+
+
+def test_a_lone_row_in_all_is_refused_where_there_is_batch_norm_and_learned_elsewhere():
+    X, y = make_blobs(10, centers=2, n_features=4, random_state=0)
+    model = RehearsalClassifier(normed_network, random_state=0).fit(X, y)
+    with pytest.raises(RehearseError, match="more than 1 value"):
+        model.partial_fit(X[:1], y[:1])
+    plain = RehearsalClassifier(small_network, random_state=0).fit(X, y).partial_fit(X[:1], y[:1])
+    assert plain.learner_.rows_observed == 101
+
+
+def test_one_recalled_row_is_too_few_for_batch_norm():
+    X, y = make_blobs(30, centers=2, n_features=4, random_state=0)
+    with pytest.raises(RehearseError, match="at least 2"):
+        RehearsalClassifier(normed_network, budget=1).fit(X, y)
+    RehearsalClassifier(small_network, budget=1, random_state=0).fit(X, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("learning_rate", ["0.1", None, [], 0, float("nan"), True]),
+        ("hidden", [100, "100", None, (1.5,), ("a",), (0,)]),
+        ("optimizer", [[], None, "rmsprop"]),
+        ("memory", [{}, None, "all"]),
+        ("retrieval", [[], None, "best"]),
+        ("budget", ["3", None, 0]),
+        ("memory_size", ["3", None, 0]),
+        ("batch_size", ["3", None, 0]),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_by_name(name, values):
+    X, y = make_blobs(30, centers=2, n_features=4, random_state=0)
+    for value in values:
+        with pytest.raises(RehearseError, match=name.replace("memory_size", "capacity|memory_size")):
+            RehearsalClassifier(**{name: value}).fit(X, y)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
@@ -47,14 +48,13 @@ def build_learner(
     seed: int,
 ) -> Replay:
     """A learner for that many classes; a network with fewer outputs is grown, one with more keeps the spare ones."""
-    if optimizer not in OPTIMIZERS:
-        raise InvalidInput(f"optimizer is {optimizer!r}; it must be one of {', '.join(OPTIMIZERS)}")
-    if not learning_rate > 0:
+    _check_choice("optimizer", optimizer, OPTIMIZERS)
+    if isinstance(learning_rate, bool) or not isinstance(learning_rate, Real) or not learning_rate > 0:
         raise InvalidInput(f"learning_rate is {learning_rate!r}; it must be positive")
     model = _build_network(network, input_shape, classes, hidden, seed)
     learner = Replay(
         model,
-        OPTIMIZERS[optimizer](model.parameters(), lr=float(learning_rate)),  # type: ignore[call-arg]
+        OPTIMIZERS[optimizer](model.parameters(), lr=float(learning_rate)),
         _build_memory(memory, memory_size, seed),
         _build_retrieval(retrieval, candidates, optimizer),
         budget=whole("budget", budget),
@@ -74,6 +74,17 @@ def whole(name: str, value: Any) -> int:
         raise InvalidType(f"{name} is {value!r}; it must be a whole number") from problem
 
 
+def _check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+
+
+def _widths(hidden: Any) -> tuple[int, ...]:
+    if isinstance(hidden, str) or not isinstance(hidden, Iterable):
+        raise InvalidType(f"hidden is {hidden!r}; it must be the units of each hidden layer, as in (100,)")
+    return tuple(whole("hidden", units) for units in hidden)
+
+
 def _build_network(
     network: Network, input_shape: tuple[int, ...], classes: int, hidden: Sequence[int], seed: int
 ) -> nn.Module:
@@ -83,7 +94,7 @@ def _build_network(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(seed_sequence(seed, "init").generate_state(1)[0]))
         if network is None:
-            return MLP(math.prod(input_shape), tuple(hidden), classes)
+            return MLP(math.prod(input_shape), _widths(hidden), classes)
         if not callable(network):
             raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
         made = network(input_shape, classes)
@@ -93,14 +104,12 @@ def _build_network(
 
 
 def _build_memory(policy: str, size: Any, seed: int) -> Memory:
-    if policy not in MEMORIES:
-        raise InvalidInput(f"memory is {policy!r}; it must be one of {', '.join(MEMORIES)}")
+    _check_choice("memory", policy, MEMORIES)
     return MEMORIES[policy](whole("memory_size", size), seed=seed)
 
 
 def _build_retrieval(name: str, candidates: Any, optimizer: str) -> Retrieval:
-    if name not in RETRIEVALS:
-        raise InvalidInput(f"retrieval is {name!r}; it must be one of {', '.join(RETRIEVALS)}")
+    _check_choice("retrieval", name, RETRIEVALS)
     if name == "uniform":
         return Uniform()
     count = None if candidates is None else whole("candidates", candidates)

@@ -93,6 +93,8 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     ) -> None:
         if whole("batch_size", batch_size) < 1:
             raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
+        if seed is not None and whole("seed", seed) < 0:
+            raise InvalidInput(f"seed is {seed}; it must be at least 0, or None for one by chance")
         self.network = network
         self.hidden = hidden
         self.memory = memory

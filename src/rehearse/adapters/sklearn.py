@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..compute import batchnorms
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
@@ -202,8 +203,11 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         rows = torch.from_numpy(X)
         targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
         size = self._positive("batch_size")
-        for start in range(0, len(X), size):
-            self.learner_.observe(rows[start : start + size], targets[start : start + size])
+        starts = [*range(0, len(X), size)]
+        if len(X) > size > 1 and len(X) % size == 1 and batchnorms(self.learner_.model):
+            starts.pop()  # a lone row has no variance for batch-norm: it goes with the batch before
+        for start, stop in zip(starts, [*starts[1:], len(X)], strict=True):
+            self.learner_.observe(rows[start:stop], targets[start:stop])
 
     def _positive(self, name: str) -> int:
         value = whole(name, getattr(self, name))

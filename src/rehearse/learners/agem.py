@@ -12,8 +12,8 @@ from ..batch import Tree
 from ..gradients import Gradient, add_gradients
 from ..memory import TaskRingMemory
 from .base import Learner, Step, mean_loss
+from .checks import check_budget, check_positive, needs_two_rows
 from .gem import check_rings
-from .replay import check_positive
 
 
 class AGEM(Learner):
@@ -50,7 +50,8 @@ class AGEM(Learner):
     ) -> None:
         super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
         check_rings(memory)
-        check_positive(budget=budget, updates=updates)
+        check_positive(updates=updates)
+        check_budget(budget, model)
         self.memory, self.budget, self.updates = memory, budget, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
@@ -63,7 +64,8 @@ class AGEM(Learner):
             for _ in range(self.updates):
                 loss = mean_loss(self._losses(incoming, recalled=False))
                 gradient = self._gradient(loss)  # g
-                if self.memory.eligible(incoming.task):
+                held = self.memory.eligible(incoming.task)
+                if held > 1 or (held and not needs_two_rows(self.model)):
                     recalled = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_M
                     past_loss = mean_loss(self._losses(recalled, recalled=True))
                     recalled_loss = past_loss.item()

@@ -33,6 +33,7 @@ from ..losses import Kind, as_loss, in_full
 from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
+from .checks import check_optimizer_fits, check_parts
 from .diagnose import Diagnosis, diagnose
 from .remember import remember, take_in
 
@@ -81,7 +82,7 @@ class Learner(ABC):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        check_parts(model, optimizer, clip)
+        check_parts(model, optimizer, clip, prepare)
         self.model, self.optimizer = model, optimizer
         self.loss = as_loss(loss)
         self.prepare = prepare or prepare_for_model(model)
@@ -343,7 +344,14 @@ class Learner(ABC):
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """The model's scores for stored or incoming rows; with ``buffers``, those are used and moved instead."""
         device = self._parts().device
-        return self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(device), x)), buffers)
+        scores = self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(device), x)), buffers)
+        rows = len(tree_leaves(x)[0])
+        if len(scores) != rows:
+            raise InvalidInput(
+                f"the model gave an output of shape {tuple(scores.shape)} for {rows} rows; its first dimension must be "
+                "that of the rows"
+            )
+        return scores
 
     def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         arguments, keywords = call_arguments(self.computation.layout(x))
@@ -359,6 +367,8 @@ class Learner(ABC):
             raise InvalidInput(f"the model cannot take this batch: {problem}") from problem
         if not isinstance(scores, Tensor):
             raise InvalidType(f"the model must give one tensor of scores, it gave {type(scores).__name__}")
+        if scores.ndim == 0:
+            raise InvalidInput("the model gave a single number; it must give scores (or values) for every row")
         self._rows_passed += len(scores)
         return scores
 
@@ -443,28 +453,3 @@ def join(first: Batch, second: Batch) -> Batch:
 
 def without_task(batch: Batch) -> Batch:
     return replace(batch, task=None)
-
-
-def check_parts(model: Any, optimizer: Any, clip: float | None) -> None:
-    if not isinstance(model, nn.Module):
-        raise InvalidType(f"the model must be an nn.Module, this is {type(model).__name__}")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidType(f"the optimiser must be one of torch.optim, this is {type(optimizer).__name__}")
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise InvalidInput(
-            "LBFGS evaluates the loss several times a step, which a stream does not allow; use SGD or Adam"
-        )
-    if not stepped_parameters(model, optimizer):
-        raise InvalidInput("the optimiser holds no trainable parameter of this model; build it from model.parameters()")
-    if clip is not None and not clip > 0:
-        raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
-
-
-def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Torch checks the sizes of groups but not the shapes of what they hold."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in state["state"].items():
-        for name, value in values.items():
-            fits = not isinstance(value, Tensor) or value.ndim == 0 or value.shape == parameters[int(number)].shape
-            if not fits:
-                raise CheckpointError(f"the optimiser's {name} of parameter {number} has another shape")

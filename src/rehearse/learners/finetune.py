@@ -11,7 +11,7 @@ from torch import nn
 from ..batch import Tree
 from ..gradients import linear_uses
 from .base import Learner, Step, mean_loss
-from .replay import check_positive
+from .checks import check_positive
 
 
 class Finetune(Learner):

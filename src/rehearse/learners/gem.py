@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidType
 from ..gradients import Gradient
 from ..memory import TaskRingMemory
 from ..parts import stepped_parameters
 from .base import Learner, Step, mean_loss
-from .replay import check_positive
+from .checks import check_not_negative, check_positive, needs_two_rows
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10
@@ -65,8 +65,7 @@ class GEM(Learner):
         super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
         check_rings(memory)
         check_positive(updates=updates)
-        if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 <= margin < float("inf"):
-            raise InvalidInput(f"margin is {margin!r}; it must not be negative")
+        check_not_negative(margin=margin)
         self.memory, self.margin, self.updates = memory, margin, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
@@ -75,7 +74,7 @@ class GEM(Learner):
         columns = self.memory.check(incoming)
         self.memory.share(incoming)
         recalled = self.memory.all(exclude_task=incoming.task) if self.memory.eligible(incoming.task) else None
-        past = _by_task(recalled)  # M_k
+        past = [rows for rows in _by_task(recalled) if len(rows) > 1 or not needs_two_rows(self.model)]  # M_k
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
                 loss = mean_loss(self._losses(incoming, recalled=False))
@@ -85,7 +84,7 @@ class GEM(Learner):
                 self._apply(self._projected(gradient, gradients))  # θ ← SGD(g̃)
         self.memory.keep(incoming, columns)
         self._settle(incoming)
-        return Step(loss.item(), torch.stack(losses).mean().item() if losses else None, recalled)
+        return Step(loss.item(), torch.stack(losses).mean().item(), recalled) if losses else Step(loss.item())
 
     def _projected(self, gradient: Gradient, past: Sequence[Gradient]) -> Gradient:
         if not past:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -22,16 +21,14 @@ from .base import (
     PREDICTION_ROWS,
     Learner,
     Step,
-    check_optimizer_fits,
-    check_parts,
     loss_gradient,
     mean_loss,
     step_along,
 )
+from .checks import check_not_negative, check_optimizer_fits, check_parts, check_positive
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, restored
 from .generative_retrieval import LatentRetrieval
-from .replay import check_positive
 from .same_rows import SameRows, can_stay
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
@@ -89,9 +86,7 @@ class GenerativeReplay(Learner):
                 "(see rehearse.latent.Generator)"
             )
         check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
-        for name, number in {"replay_weight": replay_weight, "beta": beta}.items():
-            if not 0 <= number < math.inf:
-                raise InvalidInput(f"{name} is {number!r}; it must not be negative")
+        check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator
         self.generator_optimizer = generator_optimizer
         self.latent = generator.latent

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..errors import InvalidInput
 from ..latent import LatentSearch
 from ..lookahead import Gradient, Lookahead
+from .checks import check_positive, is_number
 from .generative_objectives import Coefficients, Decode, Objective
-from .replay import check_positive
 
 Init = Literal["prior", "encoder"]
 GradientOf = Literal["fresh", "stale"]
@@ -56,7 +56,7 @@ class LatentRetrieval:
             if getattr(self, name) not in get_args(choice):
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(get_args(choice))}")
         check_positive(ranking=self.ranking)
-        if self.rate is not None and not self.rate > 0:
+        if self.rate is not None and not (is_number(self.rate) and self.rate > 0):
             raise InvalidInput(f"rate is {self.rate!r}; it must be positive, or None for the optimiser's own")
         self.measured = Measured()
 

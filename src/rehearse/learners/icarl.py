@@ -20,8 +20,8 @@ from ..memory import ExemplarMemory
 from ..memory.forgetting import matching
 from ..memory.ids import ID, as_ids, no_ids
 from .base import PREDICTION_ROWS, Learner, Step, join, mean_loss
+from .checks import check_positive
 from .herding import class_means, herding
-from .replay import check_positive
 
 Keep = Literal["memory", "task"]
 

@@ -20,6 +20,7 @@ from ..losses import to_remember
 from ..memory import Memory
 from ..retrieval import MostInterfered, Recall, Retrieval
 from .base import Learner, Step, join, mean_loss, without_task
+from .checks import check_budget, check_not_negative, check_positive, needs_two_rows
 from .statistics import KeptStatistics, recalibrated_statistics
 
 BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
@@ -76,12 +77,13 @@ class Replay(Learner):
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
         check_positive(budget=budget, updates=updates)
-        if not replay_weight >= 0:
-            raise InvalidInput(f"replay_weight is {replay_weight!r}; it must not be negative")
+        check_not_negative(replay_weight=replay_weight)
         if batchnorm not in get_args(BatchNorm):
             raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(get_args(BatchNorm))}")
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
+        if batchnorm != "joint":
+            check_budget(budget, model)
         self.memory, self.retrieval = memory, MostInterfered() if retrieval is None else retrieval
         self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
         self.exclude_current_task, self.batchnorm = exclude_current_task, batchnorm
@@ -143,9 +145,7 @@ class Replay(Learner):
     def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
         """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""
         asking = incoming if self.exclude_current_task else without_task(incoming)
-        if self.memory.eligible(asking.task) == 1 and any(
-            isinstance(m, nn.BatchNorm1d) for m in batchnorms(self.model)
-        ):
+        if self.memory.eligible(asking.task) == 1 and needs_two_rows(self.model):
             return None, None
         try:
             return self.retrieval(self.memory, asking, gradient, self.lookahead, self.budget)
@@ -269,9 +269,3 @@ class Replay(Learner):
         self.memory.load_state_dict(state["memory"])
         self.lookahead.rows_passed = 0
         self._recalibrated = None
-
-
-def check_positive(**numbers: int) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")

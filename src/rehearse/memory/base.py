@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..compute import numpy_generator
-from ..errors import CheckpointError, InvalidInput
+from ..errors import CheckpointError, InvalidInput, InvalidType
 from .forgetting import matching, slot_numbers
 from .ids import ID, as_ids, named_ids, no_ids
 from .index import EMPTY, Slots, TaskIndex
@@ -363,6 +363,8 @@ class Memory(ABC):
 
 
 def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
+    if not isinstance(path, str | os.PathLike):
+        raise InvalidType(f"path is {path!r}; it must be the name of a file")
     from .mapped import MappedFile  # needs a POSIX system; everything else does not
 
     return MappedFile(path, capacity)

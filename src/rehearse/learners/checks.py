@@ -1,0 +1,74 @@
+"""What a learner is built from, refused in words where it cannot work."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..parts import stepped_parameters
+
+
+def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the model must be an nn.Module, this is {type(model).__name__}")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidType(f"the optimiser must be one of torch.optim, this is {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput(
+            "LBFGS evaluates the loss several times a step, which a stream does not allow; use SGD or Adam"
+        )
+    if not stepped_parameters(model, optimizer):
+        raise InvalidInput("the optimiser holds no trainable parameter of this model; build it from model.parameters()")
+    if clip is not None and not (is_number(clip) and clip > 0):
+        raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
+    if prepare is not None and not callable(prepare):
+        raise InvalidType(f"prepare is {prepare!r}; it must be a function of the inputs, or None")
+
+
+def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Torch checks the sizes of groups but not the shapes of what they hold."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in state["state"].items():
+        for name, value in values.items():
+            fits = not isinstance(value, Tensor) or value.ndim == 0 or value.shape == parameters[int(number)].shape
+            if not fits:
+                raise CheckpointError(f"the optimiser's {name} of parameter {number} has another shape")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_positive(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+            raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")
+
+
+def check_not_negative(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if not is_number(number) or not 0 <= number < math.inf:
+            raise InvalidInput(f"{name} is {number!r}; it must be a number that is not negative")
+
+
+# ------------------------------------------------------------------------------------------------ rows on their own
+
+
+def needs_two_rows(model: nn.Module) -> bool:
+    """Whether a lone row cannot be trained on: it has no variance for batch-norm over rows. Frozen ones need none."""
+    return any(isinstance(m, nn.BatchNorm1d) and (m.training or not model.training) for m in model.modules())
+
+
+def check_budget(budget: Any, model: nn.Module) -> None:
+    """How many rows are recalled, in a pass of their own."""
+    check_positive(budget=budget)
+    if budget == 1 and needs_two_rows(model):
+        raise InvalidInput(
+            "budget is 1, and a lone row has no variance for the model's BatchNorm1d: recall at least 2 rows "
+            "(or let them pass with the incoming ones: Replay(..., batchnorm='joint'))"
+        )
