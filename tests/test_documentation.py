@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import rehearse
+from rehearse import learners, losses, memory, retrieval
 from rehearse.paper.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
@@ -77,3 +79,14 @@ def test_generated_parts_of_the_readme_are_closed_and_named_after_what_fills_the
     assert marks
     assert len(marks) == text.count("<!-- end -->")
     assert [mark for mark in marks if mark not in TARGETS] == []
+
+
+def test_the_reference_has_every_public_class_of_learning():
+    """What a person can build a learner from: learners, memories, retrievals, losses."""
+    text = (ROOT / "docs" / "reference.md").read_text()
+    written = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith("::: ")}
+    public = {*rehearse.__all__, *learners.__all__, *memory.__all__} - {"__version__"}
+    for module in (losses, retrieval):
+        classes = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+        public |= {name for name in classes if isinstance(vars(module)[name], type) and not name.startswith("_")}
+    assert public - written == set()
