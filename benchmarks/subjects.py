@@ -41,7 +41,7 @@ class WithoutFactors(Replay):
     """Replay that multiplies out every weight's gradient and every foreseen weight."""
 
     def _parts(self) -> Parts:
-        return dataclasses.replace(super()._parts(), linears=[])
+        return dataclasses.replace(super()._parts(), linears=[], chain=None)
 
 
 def learner(

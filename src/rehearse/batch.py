@@ -34,7 +34,7 @@ class Batch:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(self.y)
+        return self.y.shape[0]  # len() of a tensor takes four times as long
 
     def take(self, rows: Tensor) -> Batch:
         """The given rows, in the given order, with everything that belongs to them."""
@@ -61,7 +61,7 @@ class Batch:
 
 def pick(values: Tensor, rows: Tensor) -> Tensor:
     """The given rows of a tensor: row by row, several times as fast as ``values[rows]``."""
-    return values.index_select(0, rows.to(values.device))
+    return values.index_select(0, rows if rows.device == values.device else rows.to(values.device))
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:

@@ -206,6 +206,11 @@ def prepare_symmetric(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     return prepare_unit(tree_map(leaf, x), dtype)
 
 
+def is_fixed(prepare: Callable[[Tree], Tree]) -> bool:
+    """Whether this is known to make the same of the same rows: a user's own may draw at random."""
+    return getattr(prepare, "func", prepare) in (prepare_unit, prepare_symmetric)
+
+
 # -------------------------------------------------------------------------------------------------------- modes
 
 

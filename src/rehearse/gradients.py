@@ -9,6 +9,7 @@ factors together, and what the layer would give after a step of α is found with
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from .chain import ChainPass, Link, can_pass, pass_chain
 from .errors import InvalidInput
 from .parts import Parts, Stepped, stepped_parameters
 
@@ -86,14 +88,19 @@ class linear_uses:
     """Inside the block linear layers hide their weight from autograd and note how they are used instead.
 
     For `gradient_of`, which must be called inside the block too. Any other use of the same weight is left to
-    autograd and added. A layer whose factors would be no smaller than its weight is left alone.
+    autograd and added. A layer whose factors would be no smaller than its weight is left alone. A model that is a
+    chain of linear layers is passed by hand altogether (`rehearse.chain`).
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._uses: list[Use] = []
-        self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
+        self._uses: list[Use | ChainPass] = []
+        if parts.chain is not None:
+            model = parts.modules[0]
+            self._replaced = ReplacedForwards({model: _passing(model, parts.chain, self._uses)})
+        else:
+            self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
 
-    def __enter__(self) -> list[Use]:
+    def __enter__(self) -> list[Use | ChainPass]:
         self._replaced.__enter__()
         return self._uses
 
@@ -106,19 +113,22 @@ def loss_gradient(loss: Tensor, model: nn.Module, optimizer: torch.optim.Optimiz
     return gradient_of(loss, stepped_parameters(model, optimizer))
 
 
-def gradient_of(loss: Tensor, stepped: Stepped, uses: Sequence[Use] = ()) -> Gradient:
+def gradient_of(loss: Tensor, stepped: Stepped, uses: Sequence[Use | ChainPass] = ()) -> Gradient:
     """∇loss by parameter name, without touching ``.grad``; factored where linear layers were noted."""
     parameters = [parameter for parameter, _ in stepped.values()]
     if not uses:
         values = torch.autograd.grad(loss, parameters, allow_unused=True)
         return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
+    passes = [use for use in uses if isinstance(use, ChainPass)]
+    if passes:
+        return _chain_gradient(loss, stepped, parameters, passes)
     names = {id(parameter): name for name, (parameter, _) in stepped.items()}
-    uses = [use for use in uses if id(use.weight) in names]
-    wanted: list[Any] = [*parameters, *(use.output for use in uses)]
+    used = [use for use in uses if isinstance(use, Use) and id(use.weight) in names]
+    wanted: list[Any] = [*parameters, *(use.output for use in used)]
     found = torch.autograd.grad(loss, wanted, allow_unused=True)
     direct = {name: value for name, value in zip(stepped, found, strict=False) if value is not None}
     factors: dict[str, Factors] = {}
-    for use, deltas in zip(uses, found[len(parameters) :], strict=True):
+    for use, deltas in zip(used, found[len(parameters) :], strict=True):
         if use.inputs._version != use.version:
             raise InvalidInput("the input of a linear layer was changed in place after its use; use a copy instead")
         if deltas is not None:
@@ -127,6 +137,46 @@ def gradient_of(loss: Tensor, stepped: Stepped, uses: Sequence[Use] = ()) -> Gra
     for name in direct.keys() & factors.keys():  # the weight was used elsewhere too
         direct[name] = direct[name] + factors.pop(name).product()
     return FactoredGradient(direct, factors)
+
+
+def _chain_gradient(
+    loss: Tensor, stepped: Stepped, parameters: Sequence[Tensor], passes: Sequence[ChainPass]
+) -> Gradient:
+    """Autograd goes from the loss to the scores, and to parameters that the loss names itself; the rest is known."""
+    wanted = [*(each.scores for each in passes), *parameters]
+    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    parts = [chain_gradient(each, of, stepped) for each, of in zip(passes, found, strict=False) if of is not None]
+    named = {name: value for name, value in zip(stepped, found[len(passes) :], strict=True) if value is not None}
+    return functools.reduce(add_gradients, [*parts, *([named] if named else [])])
+
+
+def chain_gradient(of: ChainPass, of_scores: Tensor, stepped: Stepped) -> Gradient:
+    """The gradient of a pass by hand, from that of its scores."""
+    values: dict[str, Tensor] = {}
+    factors: dict[str, Factors] = {}
+    for link, inputs, deltas in zip(of.links, of.inputs, of.deltas(of_scores), strict=True):
+        if link.weight in stepped:
+            own = Factors(inputs, deltas)
+            if _thin(inputs.shape[0], link.linear.weight):
+                factors[link.weight] = own
+            else:
+                values[link.weight] = own.product()
+        if link.bias in stepped:
+            values[link.bias] = deltas.sum(0)
+    return FactoredGradient(values, factors) if factors else values
+
+
+def only_pass(uses: Sequence[Use | ChainPass], scores: Tensor) -> ChainPass | None:
+    """The pass by hand that gave these scores, if that was all that happened."""
+    if len(uses) == 1 and isinstance(uses[0], ChainPass) and uses[0].scores is scores:
+        return uses[0]
+    return None
+
+
+def _thin(rows: int, weight: Tensor) -> bool:
+    """Whether the factors of so many rows, twice over, are smaller than the weight."""
+    out, into = weight.shape
+    return 2 * rows * (out + into) < out * into
 
 
 def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
@@ -187,73 +237,25 @@ def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
             torch._foreach_add_(parameters, [gradient[name] for name in names], alpha=-alpha)
 
 
-# -------------------------------------------------------------------------------------- linear layers after a step
-
-
-class Foreseen:
-    """Linear layers as they would be after a step: θ − α∇ℓ for the weights that are known by their factors.
-
-    Used for two passes of the same rows, the first under θ, the second (after `step`) under the stepped parameters.
-    Where the first linear layer sees the same input in both, its second output is a correction of the first.
-    """
-
-    def __init__(self, parts: Parts, factors: Mapping[str, Factors]) -> None:
-        names = {id(parts.stepped[name][0]): name for name in factors if name in parts.stepped}
-        layers = {linear: names[id(linear.weight)] for linear in parts.linears if id(linear.weight) in names}
-        self.weights = set(layers.values())
-        self._layers = {linear: (factors[name], rate(parts.stepped[name][1])) for linear, name in layers.items()}
-        self._stepped = False
-        self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
-        self._passed: set[nn.Linear] = set()
-
-    def installed(self) -> ReplacedForwards:
-        return ReplacedForwards({linear: self._forward(linear) for linear in self._layers})
-
-    def step(self, stepped: bool = True) -> None:
-        self._stepped = stepped
-        self._passed.clear()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the pass went through every such layer, so that none was used behind our back."""
-        return len(self._passed) == len(self._layers)
-
-    def _forward(self, linear: nn.Linear) -> Callable[[Tensor], Tensor]:
-        factors, alpha = self._layers[linear]
-
-        def forward(x: Tensor) -> Tensor:
-            self._passed.add(linear)
-            if not self._stepped:
-                output = F.linear(x, linear.weight, linear.bias)
-                if self._first is None and x.ndim == 2:
-                    self._first = (linear, x, output, output._version, linear.bias)
-                return output
-            if x.ndim != 2:
-                return F.linear(x, torch.add(linear.weight, factors.product(), alpha=-alpha), linear.bias)
-            base = self._corrected(linear, x)
-            if base is None:
-                base = F.linear(x, linear.weight, linear.bias)
-            return base.addmm_(x @ factors.inputs.t(), factors.deltas, alpha=-alpha)
-
-        return forward
-
-    def _corrected(self, linear: nn.Linear, x: Tensor) -> Tensor | None:
-        """What the layer gave before, with the new bias, if it is the first layer and sees the same again."""
-        first, self._first = self._first, None
-        if first is None or first[0] is not linear or first[2]._version != first[3] or not torch.equal(first[1], x):
-            return None
-        _, _, output, _, bias = first
-        return output.clone() if bias is None else output + (linear.bias - bias)
-
-
 # --------------------------------------------------------------------------------------------- linear layers at work
 
 
-def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
+def _passing(model: nn.Module, links: Sequence[Link], uses: list[Use | ChainPass]) -> Callable[..., Tensor]:
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        if keywords or not can_pass(links, arguments):
+            plain: Tensor = type(model).forward(model, *arguments, **keywords)
+            return plain
+        noted = pass_chain(links, arguments[0])
+        uses.append(noted)
+        return noted.scores
+
+    return forward
+
+
+def _noting(linear: nn.Linear, uses: list[Use | ChainPass]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
-        rows, columns = weight.shape
-        if x.ndim != 2 or 2 * x.shape[0] * (rows + columns) >= rows * columns or not weight.requires_grad:
+        if x.ndim != 2 or not _thin(len(x), weight) or not weight.requires_grad:
             return F.linear(x, weight, bias)
         output = F.linear(x, weight.detach(), bias)
         node = output.grad_fn
@@ -266,15 +268,15 @@ def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
 
 
 class ReplacedForwards:
-    """Inside the block these layers compute by the functions given."""
+    """Inside the block these modules compute by the functions given."""
 
-    def __init__(self, forwards: Mapping[nn.Linear, Callable[[Tensor], Tensor]]) -> None:
+    def __init__(self, forwards: Mapping[nn.Module, Callable[..., Tensor]]) -> None:
         self._forwards = forwards
 
     def __enter__(self) -> None:
-        for linear, forward in self._forwards.items():
-            vars(linear)["forward"] = forward
+        for module, forward in self._forwards.items():
+            vars(module)["forward"] = forward
 
     def __exit__(self, *exception: object) -> None:
-        for linear in self._forwards:
-            del vars(linear)["forward"]
+        for module in self._forwards:
+            del vars(module)["forward"]

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .batch import Batch, Tree, tree_leaves
+from .batch import Batch, Tree, pick, tree_leaves
+from .chain import ChainPass
 from .compiled import compiled_or_none
-from .compute import Computation, prepare_for_model, random_state_kept, scoring_mode
+from .compute import Computation, is_fixed, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
-from .gradients import FactoredGradient, Factors, Foreseen, by_rate
+from .foreseen import after_step
 from .gradients import Gradient as Gradient
+from .gradients import by_rate
 from .heads import find_head, head_inputs
 from .losses import as_loss
 from .parts import Parts, Stepped, parts_of
@@ -67,6 +69,7 @@ class Lookahead:
         self._parts = parts or functools.partial(parts_of, model, optimizer)
         self.statistics: dict[str, Tensor] = {}  # the buffers as the last pass under θ would leave them
         self.rows_passed = 0
+        self._scored: tuple[Batch, ChainPass] | None = None
 
     def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
         """θᵛ by name; parameters that the step would not move are given as they are."""
@@ -86,7 +89,7 @@ class Lookahead:
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
         parts = self._parts()
-        linears = Foreseen(parts, self._factors(gradient))
+        linears = after_step(parts, gradient if self._plain else {})
         foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
         batch, x = self._ready(batch, parts)
         with self._scoring(parts), linears.installed():
@@ -106,13 +109,28 @@ class Lookahead:
                     linears.step(False)
                     after = self._scores(x, self.foresee(gradient), parts)
                 self.statistics = statistics
+                self._scored = None if linears.before is None else (batch, linears.before)
             return self.loss(before, batch, True), self.loss(after, batch, True)
 
-    def _factors(self, gradient: Gradient) -> Mapping[str, Factors]:
-        """The factors that a step of plain SGD in full precision can be foreseen by."""
-        usable = self.virtual_step == "sgd" and self.layers == "all" and self.computation.scoring == torch.float32
-        usable = usable and self._compiled is None
-        return gradient.factors if usable and isinstance(gradient, FactoredGradient) else {}
+    @property
+    def _plain(self) -> bool:
+        """Whether a step is one of plain SGD on the whole model in full precision, foreseeable by factors."""
+        whole = self.virtual_step == "sgd" and self.layers == "all"
+        return whole and self.computation.scoring == torch.float32 and self._compiled is None
+
+    def pass_of(self, batch: Batch) -> ChainPass | None:
+        """The pass that scoring has just made of these very rows, for training to go on from; asked for once.
+
+        Only a chain's: it has neither dropout nor batch statistics, so training would make the same.
+        """
+        scored, self._scored = self._scored, None
+        if scored is None or batch.slots is None or scored[0].slots is None or not is_fixed(self.prepare):
+            return None
+        among, passed = scored
+        assert among.slots is not None
+        rows = torch.searchsorted(among.slots, batch.slots).clamp_(max=len(among) - 1)
+        same = torch.equal(pick(among.slots, rows), batch.slots) and torch.equal(pick(among.x, rows), batch.x)
+        return passed.rows(rows) if same else None  # rows may come from elsewhere, or have been changed on the way
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""

@@ -73,6 +73,16 @@ class CrossEntropy:
         y = batch.y.long() if recalled else class_targets(scores, batch.y)
         return per_row(F.cross_entropy(in_full(scores), y, reduction="none"), len(batch))
 
+    def with_gradient(self, scores: Tensor, batch: Batch, recalled: bool) -> tuple[Tensor, Tensor]:
+        """The losses, and the gradient of their mean without autograd: (softmax(scores) − [c = y]) / n."""
+        y = batch.y.long() if recalled else class_targets(scores, batch.y)
+        logs = F.log_softmax(scores, dim=1)
+        losses = F.nll_loss(logs, y, reduction="none")
+        n = len(batch)
+        gradient = logs.exp_().div_(n)
+        gradient.scatter_add_(1, y[:, None], gradient.new_full((n, 1), -1 / n))
+        return per_row(losses, n), gradient
+
 
 class AsymmetricCrossEntropy:
     """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.

@@ -6,18 +6,19 @@ import contextlib
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate, tree_leaves, tree_map
+from ..chain import ChainPass
 from ..compute import (
     RandomState,
-    batchnorms,
     evaluation_mode,
     keep_freed_memory,
     prepare_for_model,
@@ -25,11 +26,20 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, Use, gradient_norm, gradient_of, is_plain_sgd, sgd_step
+from ..gradients import (
+    Gradient,
+    chain_gradient,
+    gradient_norm,
+    gradient_of,
+    is_plain_sgd,
+    linear_uses,
+    only_pass,
+    sgd_step,
+)
 from ..gradients import loss_gradient as loss_gradient
 from ..heads import find_head, grow, outputs, resize
 from ..lookahead import Lookahead, call_arguments
-from ..losses import Kind, as_loss, in_full
+from ..losses import CrossEntropy, Kind, as_loss, in_full
 from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
 from ..parts import Parts, Stepped, parts_of, stepped_parameters
@@ -52,6 +62,14 @@ class Step:
     recalled_loss: float | None = None
     recalled: Batch | None = None
     interference: Tensor | None = None
+
+
+class Passed(NamedTuple):
+    """A batch that went through the model: its mean loss, the gradient of that, and the scores."""
+
+    loss: float
+    gradient: Gradient
+    scores: Tensor
 
 
 class Learner(ABC):
@@ -377,13 +395,38 @@ class Learner(ABC):
         scores = self._forward(batch.x) if scores is None else scores
         return self.loss(scores, batch.to(self._parts().device), recalled)
 
-    def _gradient(self, loss: Tensor, uses: Sequence[Use] = ()) -> Gradient:
-        """∇loss by parameter name; cheaper where the pass was made inside `linear_uses`."""
-        return gradient_of(loss, self._parts().stepped, uses)
+    def _gradient(self, loss: Tensor) -> Gradient:
+        """∇loss by parameter name."""
+        return gradient_of(loss, self._parts().stepped)
+
+    def _passed(
+        self,
+        batch: Batch,
+        recalled: bool,
+        buffers: dict[str, Tensor] | None = None,
+        known: ChainPass | None = None,
+    ) -> Passed:
+        """Pass a batch, and take the gradient of its mean loss: cheaper than the one after the other.
+
+        With ``known`` the pass was made already, and is only counted.
+        """
+        parts = self._parts()
+        with linear_uses(parts) as uses:
+            if known is not None:
+                uses.append(known)
+                self._rows_passed += len(batch)
+            scores = self._forward(batch.x, buffers) if known is None else known.scores
+            by_hand = only_pass(uses, scores)
+            if by_hand is not None and type(self.loss) is CrossEntropy:
+                losses, of_scores = self.loss.with_gradient(scores.detach(), batch.to(parts.device), recalled)
+                return Passed(mean_loss(losses).item(), chain_gradient(by_hand, of_scores, parts.stepped), scores)
+            loss = mean_loss(self._losses(batch, recalled, scores))
+            return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
 
     def _apply(self, gradient: Gradient) -> None:
-        _refuse_overflown(self.model)
-        step_along(gradient, self.model, self.optimizer, self.clip, self._parts().stepped)
+        parts = self._parts()
+        _refuse_overflown(parts.modules)
+        step_along(gradient, self.model, self.optimizer, self.clip, parts.stepped)
         self.moves += 1
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
@@ -397,9 +440,10 @@ class Learner(ABC):
             self._rows_passed = passed
 
 
-def _refuse_overflown(model: nn.Module) -> None:
+def _refuse_overflown(modules: Iterable[nn.Module]) -> None:
     """Batch-norm can normalise inputs whose variance is beyond what its running statistics can hold."""
-    statistics = [module.running_var for module in batchnorms(model) if module.running_var is not None]
+    batchnorms = (module for module in modules if isinstance(module, _BatchNorm))
+    statistics = [module.running_var for module in batchnorms if module.running_var is not None]
     if statistics and not bool(torch.stack(torch._foreach_norm(statistics, torch.inf)).isfinite().all()):
         raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ..batch import Tree
-from ..gradients import linear_uses
-from .base import Learner, Step, mean_loss
+from .base import Learner, Step
 from .checks import check_positive
 
 
@@ -41,12 +40,10 @@ class Finetune(Learner):
         incoming = self._accept(x, y, task, id)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
-                with linear_uses(self._parts()) as uses:
-                    loss = mean_loss(self._losses(incoming, recalled=False))
-                    gradient = self._gradient(loss, uses)
+                loss, gradient, _ = self._passed(incoming, recalled=False)
                 self._apply(gradient)
         self._settle(incoming)
-        return Step(loss.item())
+        return Step(loss)
 
     def _own_state(self) -> dict[str, Any]:
         return {}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..batch import Batch, Tree
 from ..compute import batchnorms
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, add_gradients, linear_uses
+from ..gradients import Gradient, add_gradients
 from ..heads import find_head
 from ..lookahead import Lookahead
 from ..losses import to_remember
@@ -137,10 +137,8 @@ class Replay(Learner):
         Where the gradient only serves the look-ahead, the statistics of batch-norm stay.
         """
         buffers = self._parts().buffer_copies() if self._joint else None
-        with linear_uses(self._parts()) as uses:
-            scores = self._forward(incoming.x, buffers)
-            loss = mean_loss(self._losses(incoming, False, scores))
-            return self._gradient(loss, uses), loss.item(), to_remember(self.loss, scores)
+        loss, gradient, scores = self._passed(incoming, recalled=False, buffers=buffers)
+        return gradient, loss, to_remember(self.loss, scores)
 
     def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
         """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""
@@ -171,11 +169,9 @@ class Replay(Learner):
         if self._joint:
             return self._joint_step(incoming, recalled)
         assert recalled is not None
-        with linear_uses(self._parts()) as uses:
-            loss = mean_loss(self._losses(recalled, recalled=True))
-            replayed = self._gradient(loss, uses)
+        loss, replayed, _ = self._passed(recalled, recalled=True, known=self.lookahead.pass_of(recalled))
         self._apply(add_gradients(gradient, replayed, self.replay_weight))
-        return loss.item()
+        return loss
 
     def _joint_step(self, incoming: Batch, recalled: Batch | None) -> float | None:
         """Incoming and recalled rows in one pass, with the same loss: the two means added."""

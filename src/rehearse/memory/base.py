@@ -381,6 +381,8 @@ def _task_set(task: int | Tensor | None) -> set[int]:
     """The tasks to leave out; unknown ones (−1) are never left out."""
     if task is None:
         return set()
+    if type(task) is int:
+        return {task} - {-1}
     values = torch.as_tensor(list(task) if isinstance(task, set | frozenset) else task)
     return set(values.reshape(-1).tolist()) - {-1}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from rehearse.errors import InvalidInput
 
 
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Fully connected layers with ReLU between them, ``head`` the last: x → Linear → ReLU → … → Linear.
 
     The defaults are those of Split and Permuted MNIST in Aljundi et al. 2019, "Online Continual Learning with
@@ -19,7 +20,6 @@ class MLP(nn.Module):
     """
 
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
-        super().__init__()
         widths = [in_features, *hidden]
         if min([*widths, classes]) < 1:
             raise InvalidInput(
@@ -29,15 +29,9 @@ class MLP(nn.Module):
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
-        self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1], classes)
+        super().__init__(OrderedDict(body=nn.Sequential(*layers), head=nn.Linear(widths[-1], classes)))
 
     def features(self, x: Tensor) -> Tensor:
         """What the head sees: the last hidden layer, one row an example."""
-        activations: Tensor = self.body(x)
+        activations: Tensor = self.get_submodule("body")(x)
         return activations
-
-    def forward(self, x: Tensor) -> Tensor:
-        """One logit a class."""
-        logits: Tensor = self.head(self.features(x))
-        return logits

@@ -1,0 +1,135 @@
+"""Models that are linear layers and ReLUs one after the other, passed and differentiated by hand.
+
+A small model's step is made of calls rather than of arithmetic: on the MNIST network, autograd and the modules' own
+ceremony take as long as the products. What such a model computes is known, and so is its gradient:
+
+    a₀ = x,   zₖ = aₖ₋₁ Wₖᵀ + bₖ,   aₖ = max(zₖ, 0)
+    Δₖ₋₁ = (Δₖ Wₖ) · [aₖ₋₁ > 0],    ∇Wₖ = Δₖᵀ aₖ₋₁,    ∇bₖ = Σ Δₖ
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from .batch import pick
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class Link(NamedTuple):
+    """A linear layer by its name in the model, and whether a ReLU follows."""
+
+    name: str
+    linear: nn.Linear
+    relu: bool
+
+    @property
+    def weight(self) -> str:
+        return f"{self.name}.weight"
+
+    @property
+    def bias(self) -> str:
+        return f"{self.name}.bias"
+
+
+def chain_of(model: nn.Module) -> tuple[Link, ...] | None:
+    """The model's linear layers in order, if it is nothing but flattening, linear layers and ReLUs in a row, nobody
+    listens, and every parameter is one to train."""
+    if not isinstance(model, nn.Sequential) or _listened_to_everywhere():
+        return None
+    links: list[Link] = []
+    understood = _follow(model, "", links) and len({id(link.linear) for link in links}) == len(links) > 0
+    return tuple(links) if understood else None
+
+
+def _follow(module: nn.Module, name: str, links: list[Link]) -> bool:
+    """Append the links of a module; False if there is something in it that is not understood."""
+    held = vars(module)
+    if "forward" in held or any(held[kind] for kind in HOOKS):
+        return False
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        start = f"{name}." if name else ""
+        return all(_follow(part, start + key, links) for key, part in held["_modules"].items())
+    if type(module) is nn.Linear:
+        parameters = held["_parameters"]
+        if "weight" not in parameters or any(p is not None and not p.requires_grad for p in parameters.values()):
+            return False
+        links.append(Link(name, module, relu=False))
+        return True
+    if type(module) is nn.ReLU and links:
+        links[-1] = links[-1]._replace(relu=True)
+        return True
+    return type(module) is nn.Flatten and not links and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def _listened_to_everywhere() -> bool:
+    return bool(
+        hooks._global_forward_hooks
+        or hooks._global_forward_pre_hooks
+        or hooks._global_backward_hooks
+        or hooks._global_backward_pre_hooks
+    )
+
+
+def can_pass(links: Sequence[Link], arguments: tuple[object, ...]) -> bool:
+    """Whether these inputs go through as rows of the first layer's kind, with nothing in torch that reinterprets it."""
+    if len(arguments) != 1 or not isinstance(arguments[0], Tensor):
+        return False
+    x, weight = arguments[0], links[0].linear.weight
+    fits = x.ndim >= 2 and x.dtype == weight.dtype and not x.requires_grad and x[0].numel() == weight.shape[1]
+    plain = not torch.is_autocast_enabled(x.device.type) and not torch._C._are_functorch_transforms_active()
+    return fits and plain
+
+
+class ChainPass:
+    """One forward pass, and what its gradient needs: the inputs of every link. ``scores`` is where autograd starts;
+    ``first`` is what the first layer gave, before its ReLU."""
+
+    def __init__(self, links: Sequence[Link], inputs: list[Tensor], first: Tensor, scores: Tensor) -> None:
+        self.links, self.inputs, self.first = links, inputs, first
+        self.scores = scores.requires_grad_()
+
+    def rows(self, picked: Tensor) -> ChainPass:
+        """The pass of some of its rows: they do not depend on each other."""
+        with torch.no_grad():
+            inputs = [pick(each, picked) for each in self.inputs]
+            return ChainPass(self.links, inputs, pick(self.first, picked), pick(self.scores, picked))
+
+    def deltas(self, of_scores: Tensor) -> list[Tensor]:
+        """Δ of every link, from the gradient of the scores."""
+        outputs = [*self.inputs[1:], self.scores]
+        found: list[Tensor] = []
+        delta = of_scores
+        with torch.no_grad():
+            for link, output in zip(reversed(self.links), reversed(outputs), strict=True):
+                if found:
+                    delta = delta @ self.links[len(self.links) - len(found)].linear.weight
+                if link.relu:
+                    delta = torch.ops.aten.threshold_backward(delta, output, 0)
+                found.append(delta)
+        return found[::-1]
+
+
+@torch.no_grad()
+def pass_chain(links: Sequence[Link], x: Tensor) -> ChainPass:
+    """Pass rows through a chain; only for inputs that `can_pass`."""
+    x = x.flatten(1)
+    inputs: list[Tensor] = []
+    first: Tensor | None = None
+    for link in links:
+        inputs.append(x)
+        x = F.linear(x, link.linear.weight, link.linear.bias)
+        if first is None:
+            first = x
+            x = x.relu() if link.relu else x.clone()  # not in place: it is kept
+        elif link.relu:
+            x = x.relu_()
+    assert first is not None
+    return ChainPass(links, inputs, first, x)
