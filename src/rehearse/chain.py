@@ -19,7 +19,6 @@ from torch.nn.modules import module as hooks
 
 from .batch import pick
 
-
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
