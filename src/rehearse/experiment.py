@@ -44,6 +44,8 @@ class Progress:
     loss: float | None
     accuracy: float | None = None
     note: str | None = None
+    prepared: tuple[int, int] | None = None
+    """Before the first step of a task: how many steps of its preparation are done, of how many."""
 
 
 class Stopped(Exception):
@@ -151,7 +153,7 @@ class Run:
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that an earlier part of the run was made with."""
 
-    def steps(self, on_begin: Callable[[int], None] | None = None) -> Iterator[tuple[Batch, Step, bool]]:
+    def steps(self, on_begin: Callable[[int, int], None] | None = None) -> Iterator[tuple[Batch, Step, bool]]:
         """Learn from here to the end; yields each batch with its step, and whether an evaluation followed it.
 
         Between two yields the run may be checkpointed; so it may inside ``on_begin``, which long preparations of a
@@ -172,7 +174,7 @@ class Run:
             yield batch, step, ends
             batch = following
 
-    def _begin(self, batch: Batch, on_begin: Callable[[int], None] | None) -> None:
+    def _begin(self, batch: Batch, on_begin: Callable[[int, int], None] | None) -> None:
         task = batch.task
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
@@ -328,12 +330,12 @@ def execute(
         run.elapsed = elapsed + time.perf_counter() - clock
         run.cpu_seconds = spent + time.process_time() - cpu
 
-    def preparing(_: int) -> None:
+    def preparing(done: int, of: int) -> None:
         tick()
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None))
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, prepared=(done, of)))
 
     try:
         for batch, step, evaluated in run.steps(preparing):

@@ -49,6 +49,18 @@ class Generator(Protocol):
         """−ELBO of each row, in its two parts."""
 
 
+@runtime_checkable
+class Autoencoder(Protocol):
+    """The small surface that an autoencoder needs, besides being an ``nn.Module``: inputs are what the classifier
+    sees, after ``prepare``; a code is a tensor of floats of any shape, the same for every row."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        """The code of each row."""
+
+    def decode(self, code: Tensor) -> Tensor:
+        """Inputs again, one for each code."""
+
+
 @dataclass
 class LatentSearch:
     """z ← z + step_size · ∇objective(z), ``steps`` times.

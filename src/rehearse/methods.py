@@ -26,6 +26,7 @@ from .builders import Problem as Problem
 from .compute import prepare_symmetric, prepare_unit
 from .errors import InvalidInput
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
+from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, hybrid
 from .learners import Learner
 from .spec import Plain, Spec, merge, stream_settings
 from .streams import STREAMS
@@ -49,6 +50,7 @@ class Method:
 
 
 REPLAY = frozenset({"capacity", "updates", "budget", "candidates", "batchnorm", "exclude_current_task"})
+CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
 COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
 
 
@@ -127,6 +129,18 @@ METHODS: dict[str, Method] = {
         generative,
         frozenset({"updates"}),
         GENERATOR_OPTIONS | SEARCH_OPTIONS,
+    ),
+    "ae": Method(
+        "replay from a memory of codes that an autoencoder, itself learned from the stream, reads and writes",
+        hybrid,
+        CODES,
+        CODE_OPTIONS,
+    ),
+    "ae-mir": Method(
+        "replay of the stored codes nearest to where, in the space of codes, the coming update interferes most",
+        hybrid,
+        CODES | {"candidates"},
+        CODE_OPTIONS | CODE_SEARCH_OPTIONS,
     ),
 }
 

@@ -28,6 +28,10 @@ SMALL = {
     "search_steps": 2,
     "snapshot_every": 4,
     "warmup": 10,
+    "channels": 8,
+    "autoencoder_budget": 10,
+    "autoencoder_epochs": 2,
+    "refresh_every": 8,
 }
 
 

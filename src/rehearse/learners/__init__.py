@@ -7,12 +7,16 @@ from .gem import GEM
 from .generative import GenerativeReplay
 from .generative_objectives import Coefficients
 from .generative_retrieval import LatentRetrieval
+from .hybrid import AutoencoderReplay
+from .hybrid_search import CodeSearch
 from .icarl import ICaRL
 from .replay import Replay
 
 __all__ = [
     "AGEM",
     "GEM",
+    "AutoencoderReplay",
+    "CodeSearch",
     "Coefficients",
     "Finetune",
     "GenerativeReplay",

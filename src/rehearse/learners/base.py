@@ -124,8 +124,12 @@ class Learner(ABC):
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from a batch of the stream. With an ``id`` for each row, `forget` finds what is kept of it again."""
 
-    def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int], None] | None = None) -> None:
-        """A task begins; ``data`` is all of it, for those who may look ahead. Optional, and nothing by default."""
+    def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int, int], None] | None = None) -> None:
+        """A task begins; ``data`` is all of it, for those who may look ahead. Optional, and nothing by default.
+
+        Long preparations call ``on_step`` with how many steps of how many are done; `state_dict` is whole inside it,
+        and after loading that a second call goes on where it was.
+        """
 
     def end_task(self) -> None:
         """The task is over; called before evaluation. Optional, and nothing by default."""

@@ -16,6 +16,28 @@ from ..heads import find_head, outputs, resize
 
 
 @dataclass(frozen=True)
+class PreviousClassifier:
+    """θ′: the classifier as it was, in eval mode, not to be trained."""
+
+    network: nn.Module
+
+    @classmethod
+    def of(cls, classifier: nn.Module) -> PreviousClassifier:
+        return cls(frozen_copy(classifier))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value.clone() for name, value in self.network.state_dict().items()}
+
+    def load_state_dict(self, weights: dict[str, Any]) -> None:
+        """Into a copy of the present classifier, whose head may have grown since."""
+        if outputs(self.network):
+            name, head = find_head(self.network)
+            saved = weights.get(f"{name}.weight" if name else "weight", head.weight)
+            resize(self.network, torch.optim.SGD(self.network.parameters()), len(saved))
+        self.network.load_state_dict(weights)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """θ′, φ′, γ′: classifier and generator as they were, in eval mode, not to be trained."""
 
@@ -24,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, classifier: nn.Module, generator: nn.Module) -> Snapshot:
-        return cls(_frozen_copy(classifier), _frozen_copy(generator))
+        return cls(frozen_copy(classifier), frozen_copy(generator))
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -33,11 +55,7 @@ class Snapshot:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if outputs(self.classifier):  # the present head may have grown since
-            name, head = find_head(self.classifier)
-            saved = state["classifier"].get(f"{name}.weight" if name else "weight", head.weight)
-            resize(self.classifier, torch.optim.SGD(self.classifier.parameters()), len(saved))
-        self.classifier.load_state_dict(state["classifier"])
+        PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
         self.generator.load_state_dict(state["generator"])
 
 
@@ -79,5 +97,6 @@ def restored(network: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[N
         raise
 
 
-def _frozen_copy(network: nn.Module) -> nn.Module:
+def frozen_copy(network: nn.Module) -> nn.Module:
+    """The network as it is now, in eval mode, not to be trained."""
     return copy.deepcopy(network).eval().requires_grad_(False)

@@ -178,6 +178,11 @@ class Memory(ABC):
             raise InvalidInput("the memory is empty; add rows before recalling any")
         return _as_batch(*self._rows.read(slots, but=ARRIVED), slots)
 
+    def rewrite(self, slots: Tensor, x: Tree) -> None:
+        """Put other inputs in the place of those at these slots; all else that is known of the rows stays."""
+        self._rows.check_inputs(x)
+        self._rows.write(slots, x, {})
+
     # ---------------------------------------------------------------------------------------------------- facts
 
     def fact(self, name: str, slots: Tensor, fill: float) -> Tensor:

@@ -48,7 +48,7 @@ class Rows:
             if self.file is not None:
                 self.file.check_start()
             return
-        _check_tree(x, self.x, "inputs")
+        self.check_inputs(x)
         if columns.keys() != self.columns.keys():
             self._check_names(columns.keys())
         for name, held in self.columns.items():
@@ -79,6 +79,10 @@ class Rows:
                 f"{self.file.path} was laid out for rows without ids, and a file keeps its columns: give ids from the "
                 "first batch on (None for rows that have none), or start another file"
             )
+
+    def check_inputs(self, x: Tree) -> None:
+        """Refuse inputs that do not look like those that are held."""
+        _check_tree(x, self.x, "inputs")
 
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for rows that look like these."""

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from torch import nn
 
 from ..errors import InvalidInput
+from .autoencoder import ConvAutoencoder
 from .gated import GatedMLP
 from .mlp import MLP
 from .resnet import ReducedResNet18
 from .vae import VAE
 
-__all__ = ["MLP", "NETWORKS", "VAE", "GatedMLP", "ReducedResNet18", "make_network"]
+__all__ = ["MLP", "NETWORKS", "VAE", "ConvAutoencoder", "GatedMLP", "ReducedResNet18", "make_network"]
 
 # The names in specs: how to build that network for so many classes and inputs of that shape.
 NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {

@@ -1,4 +1,5 @@
-"""Pictures of a run, drawn as it goes: at the end of each task what was recalled, and what a generator imagines.
+"""Pictures of a run, drawn as it goes: at the end of each task what was recalled, what a generator imagines, and what
+an autoencoder leaves of pictures.
 
 `draw_task` is given to a run as `Settings.on_task_end`; it only looks, so that a run with pictures and one without
 come to the same numbers. The files lie in ``OUT/<key>/images``, where the page finds them.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..batch import Batch
@@ -16,11 +18,13 @@ from ..errors import InvalidInput, MissingExtra
 from ..experiment import Run
 from ..learners import Step
 from ..learners.generative import GenerativeReplay
+from ..learners.hybrid import AutoencoderReplay
 from ..methods import prepare_for
-from .images import retrieved_figure, write_grid
+from .images import reconstructions_figure, retrieved_figure, write_grid
 
 IMAGINED = 20
 COLUMNS = 10
+RECALLED_ROWS = 3
 
 
 def check_pictures() -> None:
@@ -41,12 +45,18 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
         write_grid(rows, images / f"{name}-imagined.png", value_range=value_range)
         if learner.last_retrieved is not None and learner.last_retrieved.classifier is not None:
             retrieved_figure(learner.last_retrieved, images / f"{name}-retrieved.png", value_range=value_range)
-    elif step.recalled is not None:
+        return
+    if isinstance(learner, AutoencoderReplay):
+        tests = run.stream.evaluation["test"][: batch.task + 1 if isinstance(batch.task, int) else None]
+        x = torch.cat([_tensor(rows.x[:COLUMNS]) for rows in tests])
+        seen, path = _tensor(prepare_for(run.stream.scaling)(x)), images / f"{name}-reconstructed.png"
+        reconstructions_figure(seen, learner.rebuild(x), path, columns=COLUMNS, value_range=value_range)
+    if step.recalled is not None:
         prepare = prepare_for(run.stream.scaling)
-        parts = {"incoming": prepare(batch.x), "recalled": prepare(step.recalled.x)}
-        write_grid(
-            [(said, _tensor(x)) for said, x in parts.items()], images / f"{name}-recalled.png", value_range=value_range
-        )
+        recalled = _tensor(prepare(step.recalled.x))[: RECALLED_ROWS * COLUMNS]
+        parts = [("incoming", _tensor(prepare(batch.x)))]
+        parts += [("recalled", part) for part in torch.split(recalled, COLUMNS)]
+        write_grid(parts, images / f"{name}-recalled.png", value_range=value_range)
 
 
 def _tensor(x: object) -> Tensor:

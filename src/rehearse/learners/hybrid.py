@@ -1,0 +1,433 @@
+"""Algorithm 3: a memory of compressed codes, recalled at random (AE) or by interference (AE-MIR)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Batch, Tree, checked_inputs
+from ..compute import evaluation_mode, resolve_precision, scoring_mode
+from ..errors import InvalidInput, InvalidType, RehearseError
+from ..gradients import Gradient
+from ..latent import Autoencoder
+from ..lookahead import Lookahead
+from ..losses import in_full
+from ..memory import Memory
+from .base import PREDICTION_ROWS, Learner, Step, mean_loss
+from .checks import check_parts, check_positive, is_number
+from .generative_objectives import View
+from .generative_parts import PreviousClassifier, restored
+from .hybrid_codec import Codec, CodeType, Statistics
+from .hybrid_codes import CALIBRATION_ROWS, Form, brought_up_to_date, renewed, sizes
+from .hybrid_search import CodeSearch, distinct_neighbours
+from .hybrid_training import AutoencoderTraining
+
+Refresh = Literal["epoch", "task"]
+
+
+class AutoencoderReplay(Learner):
+    """Replay from a memory of codes (AE), and with a `CodeSearch` AE-MIR (Algorithm 3 of the paper).
+
+        θ_ae ← Adam(MSE)                        ``autoencoder_epochs`` over the task, given to `begin_task`
+        θᵛ   ← θ − α ∇ℓ(B_n)                    the foreseen step, for the search alone
+        h, B̃_n ← Encode(B_n), Decode(h)         what arrives is autoencoded
+        B_M  ← the stored codes to recall, decoded
+        M    ← UpdateMemory(h)
+        θ    ← SGD(B̃_n ∪ B_M, α)                [(1 − s) Σ ℓ(B̃_n) + s Σ ℓ(B_M)] / (|B̃_n| + |B_M|),  s = ``replay_share``
+
+    The memory holds codes (any `Memory`; their dtype is ``codes``). The autoencoder learns from what arrives together
+    with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each epoch
+    or each task (``refresh``), every code is read with the old autoencoder and written with the new one. Without
+    `begin_task`, or without tasks, it takes ``autoencoder_epochs`` steps on each batch as it comes, and the codes are
+    brought up to date after 1, 2, 4, … and then every ``refresh_every`` batches.
+
+    ``autoencode_incoming`` and ``autoencode_test`` say whether the classifier sees what arrives, and what it is asked
+    about, through the autoencoder; ``autoencode_virtual`` the same for the batch of the foreseen step. Incoming and
+    recalled rows pass the classifier together. ``copies`` recalls so many times fewer codes, each so many times.
+
+    Differs from the authors' program: the first task is autoencoded like all others; all that the classifier sees has
+    gone through one and the same autoencoder, which does not move while the classifier learns; recalled codes are
+    distinct (``copies=10`` for ten codes ten times); batch-norm of the autoencoder uses running statistics outside its
+    training (``statistics="batch"`` for theirs); no slot is left out when codes are brought up to date.
+    ``forward_passes`` counts rows through the classifier, the encoder or the decoder.
+    """
+
+    memory: Memory
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        autoencoder: nn.Module,
+        autoencoder_optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        *,
+        search: CodeSearch | None = None,
+        budget: int = 100,
+        copies: int = 1,
+        updates: int = 1,
+        replay_share: float = 0.5,
+        autoencoder_epochs: int = 5,
+        autoencoder_budget: int = 100,
+        autoencoder_batch: int = 10,
+        autoencode_incoming: bool = True,
+        autoencode_test: bool = True,
+        autoencode_virtual: bool = True,
+        codes: CodeType = "float32",
+        statistics: Statistics = "running",
+        refresh: Refresh = "epoch",
+        refresh_every: int = 100,
+        snapshot_every: int = 100,
+        exclude_current_task: bool = True,
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        check_parts(autoencoder, autoencoder_optimizer, clip)
+        if not isinstance(autoencoder, Autoencoder):
+            raise InvalidType(
+                f"the autoencoder is a {type(autoencoder).__name__}, which lacks encode or decode "
+                "(see rehearse.latent.Autoencoder)"
+            )
+        if not isinstance(memory, Memory):
+            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
+        check_positive(
+            budget=budget,
+            copies=copies,
+            updates=updates,
+            autoencoder_epochs=autoencoder_epochs,
+            autoencoder_budget=autoencoder_budget,
+            autoencoder_batch=autoencoder_batch,
+            refresh_every=refresh_every,
+            snapshot_every=snapshot_every,
+        )
+        if budget % copies:
+            raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
+        if not is_number(replay_share) or not 0 <= replay_share <= 1:
+            raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
+        if refresh not in get_args(Refresh):
+            raise InvalidInput(f"refresh is {refresh!r}; it must be {' or '.join(get_args(Refresh))}")
+        computation = resolve_precision(precision, autoencoder, self.device)
+        if computation.channels_last:
+            autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.autoencoder, self.autoencoder_optimizer = autoencoder, autoencoder_optimizer
+        self.memory, self.search = memory, search
+        self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
+        self.autoencoder_epochs, self.autoencoder_batch = autoencoder_epochs, autoencoder_batch
+        self.autoencoder_budget = autoencoder_budget
+        self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
+        self.autoencode_virtual = autoencode_virtual
+        self.refresh, self.refresh_every, self.snapshot_every = refresh, refresh_every, snapshot_every
+        self.exclude_current_task = exclude_current_task
+        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, computation, clip, seed)
+        self.codec = Codec(autoencoder, codes, statistics)
+        self.previous: PreviousClassifier | None = None  # θ′, for the search alone
+        self._begun: tuple[int, int] | None = None  # the task that is trained for, and the steps taken
+        self._prepared_task: int | None = None  # the task whose data the autoencoder has been trained on
+        self._unprepared_batches = 0
+        self._batches_since_snapshot = 0
+        self._input: Form | None = None  # of what arrives
+
+    # --------------------------------------------------------------------------------------------- the classifier
+
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+        """Learn from the autoencoded batch and from decoded memories, then remember its codes."""
+        incoming = self._accept(x, y, task, id)
+        prepared = isinstance(incoming.task, int) and incoming.task == self._prepared_task
+        with self._own_transaction(prepared), self._transaction(parameters=self.updates > 1):
+            batch = self._enter(incoming, prepared)
+            codes, rebuilt = self._through(batch.x)  # h, B̃_n
+            seen = Batch(rebuilt if self.autoencode_incoming else batch.x, batch.y)
+            kept = replace(incoming, x=codes)
+            columns = self.memory.check(kept)
+            for _ in range(self.updates):
+                recalled = self._recall(incoming, codes, Batch(self._virtual(batch.x, rebuilt), batch.y))
+                losses = self._step(seen, recalled)  # θ ← SGD(B̃_n ∪ B_M, α)
+        self.memory.keep(kept, columns)  # M ← UpdateMemory(h)
+        self._settle(incoming)
+        self._input = Form.of(incoming.x)
+        self._batches_since_snapshot += 1
+        if not prepared:
+            self._note_unprepared(batch.x)
+        return Step(*losses, recalled)
+
+    def end_task(self) -> None:
+        """θ′ ← θ."""
+        if self._batches_since_snapshot and self.task is not None:
+            self._take_snapshot()
+
+    def _enter(self, incoming: Batch, prepared: bool) -> Batch:
+        """Take the snapshot if one is due, train the autoencoder if nobody has, give the rows as networks see them."""
+        known = isinstance(incoming.task, int)
+        begins = known and self.task is not None and incoming.task != self.task
+        if (begins if known else self._batches_since_snapshot >= self.snapshot_every) and self._batches_since_snapshot:
+            self._take_snapshot()
+        x = self._prepared(incoming.x)
+        if not prepared:
+            slots = self.memory.slots(self._excluded(incoming.task))
+            for _ in range(self.autoencoder_epochs):
+                self._train_autoencoder(x, slots)
+            if not len(self.memory):  # there is no code yet that an older autoencoder would be needed for
+                self.codec = renewed(self.codec, self.memory, self.autoencoder, x)
+        return Batch(x, incoming.y.to(self.device))
+
+    def _step(self, seen: Batch, recalled: Batch | None) -> tuple[float, float | None]:
+        n = len(seen)
+        rows = seen.x if recalled is None else torch.cat([seen.x, recalled.x])
+        scores = self._forward_prepared(rows)
+        loss = incoming = mean_loss(self._losses(seen, False, scores[:n]))
+        memories = None
+        if recalled is not None:
+            memories = mean_loss(self._losses(recalled, True, scores[n:]))
+            m, share = len(recalled), self.replay_share
+            loss = ((1 - share) * n * incoming + share * m * memories) / (n + m)
+        self._apply(self._gradient(loss))
+        return incoming.item(), None if memories is None else memories.item()
+
+    # ----------------------------------------------------------------------------------------------- what to recall
+
+    def _recall(self, incoming: Batch, codes: Tensor, virtual: Batch) -> Batch | None:
+        """B_M: memories with decoded inputs, or None where there are none."""
+        excluded = self._excluded(incoming.task)
+        if not self.memory.eligible(excluded):
+            return None
+        distinct = self.budget // self.copies
+        if self.search is None:
+            stored = self.memory.sample(distinct, exclude_task=excluded)
+        else:
+            stored = self._interfered(codes, virtual, excluded, distinct)
+        x = self._read(stored.x)
+        recalled = Batch(x, stored.y.to(self.device), stored.task, stored.slots, stored.columns)
+        return recalled if self.copies == 1 else recalled.take(torch.arange(len(x)).repeat(self.copies))
+
+    def _interfered(self, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
+        """The stored codes nearest to where the search from the incoming ones leads."""
+        assert self.search is not None
+        foreseen = Lookahead(self.model, self.optimizer, self.loss).foresee(self._virtual_gradient(virtual))
+        model, previous = self.model, self.model if self.previous is None else self.previous.network
+        with scoring_mode(model), scoring_mode(previous), self.computation.autocast(self.device, scoring=True):
+            before = View(previous, _buffers(previous))
+            after = View(model, foreseen | _buffers(model))
+            try:
+                found = self.search(self.codec.floats(codes), self.codec.decode, before, after)
+            except RehearseError:
+                raise
+            except (RuntimeError, ValueError) as problem:
+                raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
+        self._rows_passed += before.rows + after.rows + before.rows  # the decoder passes what each classifier does
+        if found is None:
+            return self.memory.sample(count, exclude_task=excluded)
+        if self.search.candidates is None:
+            candidates = self.memory.all(exclude_task=excluded)
+        else:
+            candidates = self.memory.sample(max(self.search.candidates, count), exclude_task=excluded, ordered=True)
+        return candidates.take(distinct_neighbours(found, self.codec.floats(candidates.x), count))
+
+    def _virtual(self, x: Tensor, rebuilt: Tensor) -> Tensor:
+        return rebuilt if self.autoencode_virtual else x
+
+    def _virtual_gradient(self, batch: Batch) -> Gradient:
+        """∇ℓ(B_n) for the foreseen step; batch-norm's statistics stay."""
+        scores = self._forward_prepared(batch.x, _buffers(self.model) or None)
+        return self._gradient(mean_loss(self._losses(batch, False, scores)))
+
+    def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
+        return task if self.exclude_current_task else None
+
+    def _take_snapshot(self) -> None:
+        if self.search is not None:
+            self.previous = PreviousClassifier.of(self.model)
+        self._batches_since_snapshot = 0
+
+    # --------------------------------------------------------------------------------------------- the autoencoder
+
+    def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int, int], None] | None = None) -> None:
+        """Train the autoencoder on the task, unless that has been done already.
+
+        ``on_step`` is told after each step how many of how many are done. In it the state is whole: loaded again, a
+        second call goes on from there.
+        """
+        if data is None or not len(data):
+            return
+        x = self._accepted_inputs(data.x)
+        size = min(self.autoencoder_batch, len(x))
+        an_epoch, slots = len(x) // size, self.memory.slots(self._excluded(task))
+        steps = an_epoch * self.autoencoder_epochs
+        start = self._begun[1] if self._begun is not None and self._begun[0] == task else 0
+        for step in range(start, steps):
+            epoch, number = divmod(step, an_epoch)
+            if number == 0 or step == start:
+                order = torch.from_numpy(self.training.order(len(x), epoch, task))
+            with self.random:
+                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots)
+            if number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps):
+                self._refresh(self._prepared(x[order[:CALIBRATION_ROWS]]))
+            self._begun, self._input = (task, step + 1), Form.of(x)
+            self._prepared_task = task if step + 1 == steps else None
+            if on_step is not None:
+                on_step(step + 1, steps)
+
+    def _train_autoencoder(self, x: Tensor, slots: Tensor) -> None:
+        """One step on these rows and on what is read from the codes at some of these slots."""
+        if len(slots):
+            rehearsed = self.memory.get(self.training.draw(slots, self.autoencoder_budget)).x
+            x = torch.cat([x, self._read(rehearsed)])
+        self.training.step(x)
+        self._rows_passed += 2 * len(x)
+
+    def _refresh(self, sample: Tensor) -> None:
+        self.codec = brought_up_to_date(self.codec, self.memory, self.autoencoder, sample)
+        self._rows_passed += 2 * len(self.memory)
+
+    def _note_unprepared(self, x: Tensor) -> None:
+        """Nobody has trained the autoencoder ahead, so it has moved: bring the codes up to date if that is due."""
+        self._unprepared_batches += 1
+        number, every = self._unprepared_batches, self.refresh_every
+        if number % every == 0 or (number < every and number & (number - 1) == 0):
+            self._refresh(x)
+
+    # ------------------------------------------------------------------------------------- through the autoencoder
+
+    def rebuild(self, x: Tree) -> Tensor:
+        """What is left of inputs after they have been stored: the pictures that the classifier learns from."""
+        parts = [self.codec.through(self._prepared(rows))[1] for rows in checked_inputs(x).split(PREDICTION_ROWS)]
+        return torch.cat(parts)
+
+    def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
+        """The mean squared error of inputs that have been stored, on the scale that the classifier sees."""
+        parts = checked_inputs(x).split(PREDICTION_ROWS)
+        errors = [(self.rebuild(rows) - self._prepared(rows)).square().double().mean() for rows in parts]
+        sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.double)
+        return {"reconstruction": float((torch.stack(errors).cpu() * sizes).sum() / sizes.sum())}
+
+    def report(self) -> dict[str, Any]:
+        """The memory in bytes, beside what the same number of raw inputs would take; and what the search did."""
+        told: dict[str, Any] = {"memory": sizes(self.memory, self.codec, self._input)}
+        return told if self.search is None else told | {"search": self.search.report()}
+
+    def _take_in(self, known: Batch) -> None:
+        """For `remember`: the codes of rows that the classifier knows already."""
+        x = self._accepted_inputs(known.x)
+        losses = self.loss(self.scores(x), known.to(self.device), False)
+        if not bool(losses.isfinite().all()):
+            raise InvalidInput("the loss of some of these rows is not finite; they cannot be replayed")
+        codes = replace(known, x=self.codec.encode(self._prepared(x)))
+        self.memory.keep(codes, self.memory.check(codes))
+        self._input = Form.of(x)
+
+    def _through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self._rows_passed += 2 * len(x)
+        return self.codec.through(x)
+
+    def _read(self, stored: Tensor) -> Tensor:
+        self._rows_passed += len(stored)
+        return self.codec.read(stored)
+
+    def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """Scores of rows as they come, for `diagnose`: as the foreseen step sees them."""
+        x = self._prepared(x)
+        return self._forward_prepared(self.codec.through(x)[1] if self.autoencode_virtual else x, buffers)
+
+    def _foresight(self, incoming: Batch) -> Lookahead:
+        return Lookahead(
+            self.model, self.optimizer, self.loss, prepare=self.codec.read, computation=self.computation, clip=self.clip
+        )
+
+    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        passed, kept = self._rows_passed, buffers or _buffers(self.model)
+        try:
+            with torch.no_grad(), evaluation_mode(self.model), self.random.borrowed():
+                rows = self._prepared(x)
+                if self.autoencode_test and len(rows):
+                    rows = self.codec.through(rows)[1]
+                return in_full(self._forward_prepared(rows, kept or None))
+        finally:
+            self._rows_passed = passed
+
+    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+        incoming = super()._accept(x, y, task, id)
+        self._accepted_inputs(incoming.x)
+        return incoming
+
+    def _accepted_inputs(self, x: Tree) -> Tensor:
+        """One tensor, such as came before: what a memory of codes could not tell by looking at them."""
+        x = checked_inputs(x)
+        self._prepared(x[:1] if isinstance(x, Tensor) else x)
+        if self._input is not None:
+            self._input.check(x)
+        accepted: Tensor = x
+        return accepted
+
+    def _prepared(self, x: Tree) -> Tensor:
+        rows = self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None
+        if not isinstance(rows, Tensor) or not rows.is_floating_point():
+            raise InvalidInput("an autoencoder takes one tensor of real numbers; these inputs are something else")
+        return rows
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def to(self, device: torch.device | str) -> AutoencoderReplay:
+        super().to(device)
+        self.autoencoder.to(device)
+        self.autoencoder_optimizer.load_state_dict(self.autoencoder_optimizer.state_dict())  # follows the parameters
+        self.codec.to(device)
+        if self.previous is not None:
+            self.previous.network.to(device)
+        return self
+
+    @contextlib.contextmanager
+    def _own_transaction(self, prepared: bool) -> Iterator[None]:
+        """After an error everything beyond the classifier is put back as it was."""
+        kept = self.codec, self.previous, self._batches_since_snapshot, self.training.steps
+        search = None if self.search is None else self.search.state_dict()
+        autoencoder = nullcontext() if prepared else restored(self.autoencoder, self.autoencoder_optimizer)
+        try:
+            with self.memory.transaction(), autoencoder:
+                yield
+        except BaseException:
+            self.codec, self.previous, self._batches_since_snapshot, self.training.steps = kept
+            if self.search is not None and search is not None:
+                self.search.load_state_dict(search)
+            raise
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
+            "memory": self.memory.state_dict(),
+            "training": self.training.state_dict(),
+            "codec": self.codec.state_dict(),
+            "previous": None if self.previous is None else self.previous.state_dict(),
+            "begun": self._begun,
+            "prepared_task": self._prepared_task,
+            "unprepared_batches": self._unprepared_batches,
+            "batches_since_snapshot": self._batches_since_snapshot,
+            "input": None if self._input is None else tuple(self._input),
+            "search": None if self.search is None else self.search.state_dict(),
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self.training.load_state_dict(state["training"])
+        self.codec.load_state_dict(state["codec"])
+        self.previous = None
+        if state["previous"] is not None:
+            self.previous = PreviousClassifier.of(self.model)
+            self.previous.load_state_dict(state["previous"])
+        self._begun, self._prepared_task = state["begun"], state["prepared_task"]
+        self._unprepared_batches = int(state["unprepared_batches"])
+        self._batches_since_snapshot = int(state["batches_since_snapshot"])
+        self._input = None if state["input"] is None else Form(*state["input"])
+        if self.search is not None:
+            self.search.load_state_dict(state["search"])
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copies that a pass may move in place of the model's own."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -1,0 +1,163 @@
+"""Codes as they are stored: the autoencoder that reads and writes them, and in how many bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..compute import scoring_mode
+from ..errors import InvalidInput, RehearseError
+from .generative_parts import frozen_copy
+
+CodeType = Literal["float32", "float16", "uint8"]
+Statistics = Literal["running", "batch"]
+LEVELS = 255  # steps between the lowest and the highest value that a byte tells apart
+
+
+class Codec:
+    """A frozen copy of an autoencoder: what the stored codes were made with, and what they are read with.
+
+    As long as it stays, whatever the classifier sees (what arrives, what is recalled, what is predicted) has gone
+    through the same encoder and decoder, in the same number of bits.
+
+    ``codes`` is the dtype that they are stored in. As ``uint8`` each channel has a scale and an offset of its own, for
+    all rows; `calibrate` sets them, and what lies beyond is clipped. ``statistics`` says which batch-norm uses: the
+    ``running`` ones, or those of the ``batch``, as the paper's program does, whose predictions then depend on what
+    they are asked together with.
+    """
+
+    def __init__(self, autoencoder: nn.Module, codes: CodeType = "float32", statistics: Statistics = "running") -> None:
+        for name, value, choice in (("codes", codes, CodeType), ("statistics", statistics, Statistics)):
+            if value not in get_args(choice):
+                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(get_args(choice))}")
+        self.autoencoder = frozen_copy(autoencoder)
+        self.codes, self.statistics = codes, statistics
+        self.low = self.step = torch.zeros(())
+        self._call = _Call(self.autoencoder)
+
+    def renewed(self, autoencoder: nn.Module) -> Codec:
+        """The same with the autoencoder as it is now; bytes need to be calibrated anew."""
+        return Codec(autoencoder, self.codes, self.statistics)
+
+    def calibrate(self, parts: Iterable[Tensor]) -> None:
+        """Let bytes cover what the encoder makes of these inputs."""
+        if self.codes != "uint8":
+            return
+        floats = [self._floats(part) for part in parts]
+        low = torch.stack([part.amin(_all_but_channels(part)) for part in floats]).amin(0)
+        high = torch.stack([part.amax(_all_but_channels(part)) for part in floats]).amax(0)
+        self.low, self.step = low, ((high - low) / LEVELS).clamp_min(torch.finfo(low.dtype).tiny)
+
+    @torch.no_grad()
+    def encode(self, x: Tensor) -> Tensor:
+        """The codes of inputs, as they are stored."""
+        floats = self._floats(x)
+        if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
+            raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
+        if self.codes == "uint8":
+            low, step = _by_channel(self.low, floats), _by_channel(self.step, floats)
+            return ((floats - low) / step).round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
+        stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
+        if not bool(stored.isfinite().all()):
+            raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
+        return stored.contiguous().cpu()
+
+    def floats(self, stored: Tensor) -> Tensor:
+        """Stored codes as numbers to compute with."""
+        device = next(self.autoencoder.parameters()).device
+        floats = stored.to(device, self._dtype)
+        if self.codes == "uint8":
+            floats = floats * _by_channel(self.step, floats) + _by_channel(self.low, floats)
+        return floats
+
+    def decode(self, floats: Tensor) -> Tensor:
+        """Inputs from codes given as numbers; differentiable in them."""
+        return self._pass("decode", floats)
+
+    @torch.no_grad()
+    def read(self, stored: Tensor) -> Tensor:
+        """Inputs from codes as they are stored."""
+        return self.decode(self.floats(stored))
+
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes of inputs as they are stored, and what can be read from those."""
+        stored = self.encode(x)
+        rebuilt = self.read(stored)
+        check_rebuilt(x, rebuilt)
+        return stored, rebuilt
+
+    def to(self, device: torch.device | str) -> None:
+        self.autoencoder.to(device)
+        self.low, self.step = self.low.to(device), self.step.to(device)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the autoencoder, without which no code can be read."""
+        held = [*self.autoencoder.state_dict().values(), *([self.low, self.step] if self.codes == "uint8" else [])]
+        return sum(value.numel() * value.element_size() for value in held)
+
+    def state_dict(self) -> dict[str, Any]:
+        weights = {name: value.clone() for name, value in self.autoencoder.state_dict().items()}
+        return {"autoencoder": weights, "low": self.low.clone(), "step": self.step.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.autoencoder.load_state_dict(state["autoencoder"])
+        device = next(self.autoencoder.parameters()).device
+        self.low, self.step = state["low"].clone().to(device), state["step"].clone().to(device)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.autoencoder.parameters()).dtype
+
+    @torch.no_grad()
+    def _floats(self, x: Tensor) -> Tensor:
+        floats = self._pass("encode", x)
+        if not isinstance(floats, Tensor) or not floats.is_floating_point() or floats.ndim < 2 or len(floats) != len(x):
+            raise InvalidInput("the autoencoder must encode inputs as one tensor of floats, a row for each input")
+        return floats
+
+    def _pass(self, method: str, rows: Tensor) -> Tensor:
+        try:
+            passed: Tensor
+            if self.statistics == "running":
+                passed = self._call(method, rows)
+            else:
+                buffers = {name: buffer.clone() for name, buffer in self._call.named_buffers()}
+                with scoring_mode(self.autoencoder):
+                    passed = functional_call(self._call, buffers, (method, rows))
+        except RehearseError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+            raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
+        return passed
+
+
+class _Call(nn.Module):
+    """Encoder or decoder as ``forward``, which is all that `functional_call` calls."""
+
+    def __init__(self, autoencoder: nn.Module) -> None:
+        super().__init__()
+        self.autoencoder: Any = autoencoder
+
+    def forward(self, method: str, rows: Tensor) -> Any:
+        return self.autoencoder.encode(rows) if method == "encode" else self.autoencoder.decode(rows)
+
+
+def check_rebuilt(x: Tensor, rebuilt: Tensor) -> None:
+    if rebuilt.shape != x.shape:
+        raise InvalidInput(
+            f"inputs of shape {tuple(x.shape[1:])} come back from the autoencoder with shape {tuple(rebuilt.shape[1:])}"
+        )
+
+
+def _all_but_channels(codes: Tensor) -> list[int]:
+    return [0, *range(2, codes.ndim)]
+
+
+def _by_channel(values: Tensor, codes: Tensor) -> Tensor:
+    """One value a channel, in the shape that fits codes."""
+    return values.view(1, -1, *[1] * (codes.ndim - 2))

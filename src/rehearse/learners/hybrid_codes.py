@@ -1,0 +1,75 @@
+"""Stored codes and the autoencoder that they are read with: one cannot change without the other."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidInput
+from ..memory import Memory
+from .hybrid_codec import Codec
+
+BLOCK: Final = 500  # codes brought up to date at once
+CALIBRATION_ROWS: Final = 1000
+
+
+def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Codec:
+    """The present autoencoder as a codec; bytes cover what it makes of the sample and of what is stored."""
+    new, stored = codec.renewed(autoencoder), memory.slots()
+    parts = [sample[:CALIBRATION_ROWS]]
+    if len(stored):
+        parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_ROWS)]).x))
+    new.calibrate(parts)
+    return new
+
+
+def brought_up_to_date(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Codec:
+    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), all of them; gives the codec that reads them now."""
+    new = renewed(codec, memory, autoencoder, sample)
+    for slots in torch.split(memory.slots(), BLOCK):
+        if len(slots):
+            memory.rewrite(slots, new.encode(codec.read(memory.get(slots).x)))
+    return new
+
+
+class Form(NamedTuple):
+    """Dtype and shape of a row of inputs, which nobody could tell from its code."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Form:
+        return cls(str(x.dtype), tuple(x.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        size: int = getattr(torch, self.dtype.removeprefix("torch.")).itemsize
+        return size * math.prod(self.shape)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs of another form."""
+        other = Form.of(x)
+        if other.shape != self.shape:
+            raise InvalidInput(f"inputs of this batch have shape {other.shape} a row, those before had {self.shape}")
+        if other.dtype != self.dtype:
+            raise InvalidInput(
+                f"inputs of this batch are {other.dtype}, those before were {self.dtype}; convert them first"
+            )
+
+
+def sizes(memory: Memory, codec: Codec, form: Form | None) -> dict[str, int]:
+    """Bytes of the memory with everything that stands in it, and of an equal memory of raw inputs."""
+    rows, image = len(memory), 0 if form is None else form.nbytes
+    code = Form.of(memory.get(memory.slots()[:1]).x).nbytes if rows else 0
+    return {
+        "codes": rows,
+        "bytes": memory.nbytes,
+        "bytes_as_inputs": memory.nbytes + rows * (image - code),
+        "code_bytes": code,
+        "input_bytes": image,
+        "autoencoder_bytes": codec.nbytes,
+    }

@@ -1,0 +1,114 @@
+"""Which codes to recall: the stored ones next to where the coming update interferes most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from ..latent import LatentSearch
+from .checks import check_positive
+from .generative_objectives import View, divergence, entropy
+
+MEASURED_EVERY: Final = 10  # searches; to measure one takes two more passes
+MEASURES: Final = ("objective", "interference", "entropy", "foreseen_entropy")
+
+
+@dataclass
+class CodeSearch:
+    """From the codes of the incoming batch, ascend
+
+        Σ_i  kl · KL(y′ ‖ ŷ)_i − entropy · H(y′)_i − foreseen_entropy · H(ŷ)_i
+
+    with x = the decoded code, y′ = f_θ′(x) the previous classifier's labels in place of the true ones and ŷ = f_θᵛ(x)
+    those after the foreseen step; then recall the stored codes nearest to where that leads. It is Eq. 1 of the paper
+    in its coded form; the defaults are the published numbers (1 step of 10, 20 : 1 : 1).
+
+    ``candidates`` stored codes are drawn at random to choose from; None takes the whole memory.
+    """
+
+    search: LatentSearch = field(default_factory=lambda: LatentSearch(steps=1, step_size=10.0))
+    kl: float = 20.0
+    entropy: float = 1.0
+    foreseen_entropy: float = 1.0
+    candidates: int | None = 500
+
+    def __post_init__(self) -> None:
+        for name in ("kl", "entropy", "foreseen_entropy"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidInput(f"the coefficient {name} is {value!r}; it must be a finite number")
+        if self.candidates is not None:
+            check_positive(candidates=self.candidates)
+        self.measured = 0
+        self.sums = [0.0] * (2 * len(MEASURES))
+
+    def __call__(self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, foreseen: View) -> Any:
+        """Where the search leads from these codes, or None where that is not finite."""
+        first: list[Tensor] = []
+
+        def objective(z: Tensor) -> Tensor:
+            terms = self._terms(z, decode, previous, foreseen)
+            first[:] = first or [term.detach() for term in terms]
+            return terms[0].sum()
+
+        found = self.search(objective, codes)
+        if found is not None and self.search.searches % MEASURED_EVERY == 1:
+            with torch.no_grad():
+                before = first or self._terms(codes, decode, previous, foreseen)
+                self._note(before, self._terms(found, decode, previous, foreseen))
+        return found
+
+    def _terms(self, z: Tensor, decode: Callable[[Tensor], Tensor], previous: View, foreseen: View) -> list[Tensor]:
+        """The objective of each point, and what it is made of, in the order of `MEASURES`."""
+        x = decode(z)
+        log_previous, log_foreseen = previous.classify(x), foreseen.classify(x)
+        kl = divergence(log_previous, log_foreseen)
+        uncertain, uncertain_after = entropy(log_previous), entropy(log_foreseen)
+        objective = self.kl * kl - self.entropy * uncertain - self.foreseen_entropy * uncertain_after
+        return [objective, kl, uncertain, uncertain_after]
+
+    def _note(self, before: list[Tensor], after: list[Tensor]) -> None:
+        means = torch.stack([values.mean() for values in (*before, *after)])
+        if bool(means.isfinite().all()):
+            self.measured += 1
+            self.sums = [total + mean for total, mean in zip(self.sums, means.tolist(), strict=True)]
+
+    def report(self) -> dict[str, Any]:
+        """How often it searched and fell back to a random draw; means before and after, over every tenth search."""
+        names = [f"{name}_{when}" for when in ("before", "after") for name in MEASURES]
+        means = {
+            name: total / self.measured if self.measured else None for name, total in zip(names, self.sums, strict=True)
+        }
+        return {"searches": self.search.searches, "fallbacks": self.search.fallbacks, "measured": self.measured} | means
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks}
+        return counts | {"measured": self.measured, "sums": list(self.sums)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.search.searches, self.search.fallbacks = int(state["searches"]), int(state["fallbacks"])
+        self.measured, self.sums = int(state["measured"]), [float(total) for total in state["sums"]]
+
+
+def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tensor:
+    """The rows of ``count`` candidates near the points, none twice; all where there are fewer.
+
+    The points take turns: each takes the nearest candidate that nobody has taken yet, until there are enough. Of
+    candidates at the same distance the earlier goes first.
+    """
+    points, candidates = points.flatten(1), candidates.flatten(1)
+    # |p − c|² = |p|² − 2 p·c + |c|²; the first term is the same for all candidates of a point.
+    distances = torch.addmm(candidates.square().sum(1)[None], points, candidates.t(), alpha=-2)
+    queues = [iter(row) for row in distances.argsort(dim=1, stable=True).tolist()]
+    taken: dict[int, None] = {}
+    count = min(count, len(candidates))
+    while len(taken) < count:
+        for queue in queues[: count - len(taken)]:
+            taken[next(row for row in queue if row not in taken)] = None
+    return torch.tensor(list(taken), dtype=torch.long)

@@ -1,0 +1,87 @@
+"""How the autoencoder is trained: on what arrives and on its own codes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..compute import Computation, numpy_generator, training_mode
+from ..errors import InvalidInput, RehearseError
+from ..losses import in_full
+from .base import loss_gradient, mean_loss, step_along
+from .checks import check_optimizer_fits
+from .hybrid_codec import check_rebuilt
+
+
+class AutoencoderTraining:
+    """θ_ae ← Adam(∇ MSE(θ_ae(B), B)), the mean over everything in B: inputs that arrive, and inputs read from codes.
+
+    It draws from generators of its own, one for each step: with one seed, two learners that recall differently still
+    train the same autoencoder.
+    """
+
+    def __init__(
+        self,
+        autoencoder: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        computation: Computation,
+        clip: float | None,
+        seed: int,
+    ) -> None:
+        self.autoencoder, self.optimizer = autoencoder, optimizer
+        self.computation, self.clip = computation, clip
+        self.seed = seed
+        self.steps = 0
+
+    def order(self, rows: int, epoch: int, task: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """In which order a task's rows come in an epoch."""
+        return numpy_generator(self.seed, f"autoencoder, task {task}, epoch {epoch}").permutation(rows)
+
+    def draw(self, slots: Tensor, count: int) -> Tensor:
+        """Which of these slots are rehearsed in the coming step; all where there are fewer."""
+        generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
+        chosen = generator.choice(len(slots), min(count, len(slots)), replace=False)
+        return slots[torch.from_numpy(chosen)]
+
+    def step(self, x: Tensor) -> float:
+        """One step on these inputs; gives the loss before it. Refused, it leaves everything as it was."""
+        autoencoder: Any = self.autoencoder
+        buffers = {name: buffer.clone() for name, buffer in autoencoder.named_buffers()}
+        try:
+            with torch.enable_grad(), training_mode(autoencoder):
+                with self.computation.autocast(x.device, scoring=False):
+                    rebuilt = autoencoder.decode(autoencoder.encode(x))
+                check_rebuilt(x, rebuilt)
+                loss = mean_loss(F.mse_loss(in_full(rebuilt), x))
+                gradient = loss_gradient(loss, autoencoder, self.optimizer)
+                step_along(gradient, autoencoder, self.optimizer, self.clip)
+        except BaseException as problem:
+            with torch.no_grad():
+                for name, buffer in autoencoder.named_buffers():
+                    buffer.copy_(buffers[name])
+            if isinstance(problem, RuntimeError | ValueError | TypeError | IndexError) and not isinstance(
+                problem, RehearseError
+            ):
+                raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
+            raise
+        self.steps += 1
+        return loss.item()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "autoencoder": {name: value.clone() for name, value in self.autoencoder.state_dict().items()},
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "seed": self.seed,
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.autoencoder.load_state_dict(state["autoencoder"])
+        check_optimizer_fits(state["optimizer"], self.optimizer)
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.seed, self.steps = int(state["seed"]), int(state["steps"])

@@ -1,0 +1,449 @@
+"""Replay from a memory of codes, against slow programs of their own: deep copies, loops, one row at a time."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rehearse import Batch, ReservoirMemory
+from rehearse.compute import prepare_for_model
+from rehearse.errors import InvalidInput, InvalidType
+from rehearse.latent import LatentSearch
+from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.learners.hybrid_codec import Codec
+from rehearse.learners.hybrid_codes import CALIBRATION_ROWS
+from rehearse.nets import ConvAutoencoder
+from sameness import assert_same, differences
+
+SHAPE, LR = (1, 4, 4), 0.1
+
+
+class Tiny(nn.Module):
+    """A classifier with batch-norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None, **options: Any) -> AutoencoderReplay:
+    torch.manual_seed(7)
+    classifier, autoencoder = Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1)
+    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, **options}
+    return AutoencoderReplay(
+        classifier,
+        torch.optim.SGD(classifier.parameters(), lr=LR),
+        autoencoder,
+        torch.optim.Adam(autoencoder.parameters(), lr=0.01),
+        ReservoirMemory(capacity, seed=seed),
+        search=search,
+        seed=seed,
+        **options,
+    )
+
+
+def images(n: int, seed: int, labels: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor(labels)[torch.randint(0, 2, (n,), generator=generator)]
+    x = torch.randn(n, *SHAPE, generator=generator) / 3 + (y.view(-1, 1, 1, 1) - 1.5) / 3
+    return x.clamp(-1, 1), y
+
+
+TASKS = [images(20, task, (2 * task, 2 * task + 1)) for task in range(2)]
+
+
+def run(made: AutoencoderReplay, tasks: int = 2, batches: int = 4) -> list[Any]:
+    steps = []
+    for task in range(tasks):
+        x, y = TASKS[task]
+        made.begin_task(Batch(x, y, task), task)
+        steps += [made.observe(x[i : i + 5], y[i : i + 5], task) for i in range(0, 5 * batches, 5)]
+        made.end_task()
+    return steps
+
+
+# --------------------------------------------------------------------------------------------- Algorithm 3, slowly
+
+
+def slow(made: AutoencoderReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
+    """AE on TASKS with everything recalled and rehearsed: classifier, autoencoder and codes at the end."""
+    classifier, autoencoder = copy.deepcopy(made.model), copy.deepcopy(made.autoencoder)
+    adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
+    before = copy.deepcopy(autoencoder).eval()
+    codes: list[Tensor] = []
+    labels: list[int] = []
+    for task, (x, y) in enumerate(TASKS):
+        x = x.double()
+        for epoch in range(2):
+            order = made.training.order(20, epoch, task)
+            for start in range(0, 20, 5):
+                rows = [x[row] for row in order[start : start + 5]]
+                rows += [before.decode(code[None])[0].detach() for code in codes]
+                batch = torch.stack(rows)
+                adam.zero_grad()
+                ((autoencoder.train()(batch) - batch) ** 2).mean().backward()
+                adam.step()
+            now = copy.deepcopy(autoencoder).eval()
+            codes = [now.encode(before.decode(code[None]))[0].detach() for code in codes]
+            before = now
+        past = len(codes)
+        for start in range(0, 20, 5):
+            new = before.encode(x[start : start + 5]).detach()
+            shown = before.decode(new).detach()
+            memories = [before.decode(code[None]).detach() for code in codes[:past]]
+            scores = classifier.train()(torch.cat([shown, *memories]))
+            wanted = [*y[start : start + 5].tolist(), *labels[:past]]
+            each = [-F.log_softmax(scores[i], 0)[label] for i, label in enumerate(wanted)]
+            loss = sum(each[:5]) / 5 if not past else (0.3 * sum(each[:5]) + 0.7 * sum(each[5:])) / len(each)
+            gradients = torch.autograd.grad(loss, list(classifier.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(classifier.parameters(), gradients, strict=True):
+                    parameter -= LR * gradient
+            codes += list(new)
+            labels += y[start : start + 5].tolist()
+    return classifier, autoencoder, codes
+
+
+def test_two_tasks_are_what_a_slow_program_makes_of_them() -> None:
+    """In double precision: Adam makes whole steps of the rounding errors of parameters without a gradient."""
+    made = learner(capacity=100, replay_share=0.7)
+    made.model.double(), made.autoencoder.double()
+    made.codec, made.prepare = Codec(made.autoencoder), prepare_for_model(made.model)
+    classifier, autoencoder, codes = slow(made)
+    run(made)
+    for ours, theirs in ((made.autoencoder, autoencoder), (made.model, classifier)):
+        for name, value in ours.state_dict().items():
+            torch.testing.assert_close(value, theirs.state_dict()[name], rtol=1e-4, atol=1e-5, msg=name)
+    torch.testing.assert_close(made.memory.all().x.double(), torch.stack(codes), rtol=1e-4, atol=1e-5)
+
+
+def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
+    made = learner(autoencode_incoming=False, autoencode_test=False)
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 0), 0)
+    plain = copy.deepcopy(made.model)
+    step = made.observe(x[:5], y[:5], 0)
+    assert step.incoming_loss == pytest.approx(F.cross_entropy(plain.train()(x[:5]), y[:5]).item(), rel=1e-5)
+    torch.testing.assert_close(made.scores(x), made.model.eval()(x))
+    seen = learner()
+    seen.begin_task(Batch(x, y, 0), 0)
+    codec = seen.codec.autoencoder
+    shown = codec.decode(codec.encode(x))
+    first = seen.observe(x[:5], y[:5], 0)
+    assert first.incoming_loss == pytest.approx(F.cross_entropy(plain.train()(shown[:5]), y[:5]).item(), rel=1e-5)
+    assert first.incoming_loss != pytest.approx(step.incoming_loss, rel=1e-5)
+    torch.testing.assert_close(seen.scores(x), seen.model.eval()(shown))
+    torch.testing.assert_close(seen.rebuild(x), shown)
+
+
+def test_recalled_codes_are_distinct_and_of_other_tasks() -> None:
+    steps = run(learner(budget=8))
+    assert all(step.recalled is None for step in steps[:4])
+    for step in steps[4:]:
+        assert len(set(step.recalled.slots.tolist())) == 8
+        assert set(step.recalled.task.tolist()) == {0}
+
+
+@pytest.mark.parametrize("search", [None, CodeSearch()])
+def test_ten_codes_ten_times(search: CodeSearch | None) -> None:
+    steps = run(learner(budget=12, copies=4, search=search))
+    slots = steps[-1].recalled.slots.tolist()
+    assert len(slots) == 12
+    assert sorted(slots.count(slot) for slot in set(slots)) == [4, 4, 4]
+    with pytest.raises(InvalidInput, match="budget of 10 cannot be 4 copies"):
+        learner(budget=10, copies=4)
+
+
+# --------------------------------------------------------------------------------------------------- the search
+
+
+def slowly_interfered(made: AutoencoderReplay, x: Tensor, y: Tensor, count: int, real: bool) -> list[int]:
+    """The slots that AE-MIR should recall: deep copies, the objective by loops, neighbours by looking at all."""
+    assert made.search is not None
+    assert made.previous is not None
+    codec = copy.deepcopy(made.codec.autoencoder)
+    foreseen, previous = copy.deepcopy(made.model).train(), copy.deepcopy(made.previous.network).train()
+    shown = x if real else codec.decode(codec.encode(x)).detach()
+    gradients = torch.autograd.grad(F.cross_entropy(foreseen(shown), y), list(foreseen.parameters()))
+    with torch.no_grad():
+        for parameter, gradient in zip(foreseen.parameters(), gradients, strict=True):
+            parameter -= LR * gradient
+    z = codec.encode(x).detach()
+    for _ in range(made.search.search.steps):
+        z.requires_grad_()
+        image = codec.decode(z)
+        p, q = previous(image).softmax(1), foreseen(image).softmax(1)
+        total: Any = 0
+        for i in range(len(z)):
+            for c in range(4):
+                total += made.search.kl * p[i, c] * (p[i, c] / q[i, c]).log()
+                total += made.search.entropy * p[i, c] * p[i, c].log()
+                total += made.search.foreseen_entropy * q[i, c] * q[i, c].log()
+        z = (z + made.search.search.step_size * torch.autograd.grad(total, z)[0]).detach()
+    rows = made.memory.all(exclude_task=1)
+    assert rows.slots is not None
+    chosen: list[int] = []
+    while len(chosen) < count:
+        for point in z:
+            if len(chosen) < count:
+                free = [slot for slot in rows.slots.tolist() if slot not in chosen]
+                far = [float((point - made.memory.get(torch.tensor([slot])).x[0]).square().sum()) for slot in free]
+                chosen.append(free[far.index(min(far))])
+    return chosen
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
+    search = CodeSearch(LatentSearch(2, 3.0), kl=5.0, entropy=0.5, foreseen_entropy=2.0, candidates=None)
+    made = learner(capacity=100, search=search, budget=7, autoencode_virtual=not real)
+    run(made, batches=3)
+    x, y = TASKS[1]
+    wanted = slowly_interfered(made, x[15:], y[15:], 7, real)
+    step = made.observe(x[15:], y[15:], 1)
+    assert step.recalled is not None
+    assert step.recalled.slots is not None
+    assert step.recalled.slots.tolist() == wanted
+    torch.testing.assert_close(step.recalled.x, made.codec.read(made.memory.get(step.recalled.slots).x))
+
+
+def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
+    made = learner(search=CodeSearch(LatentSearch(1, 0.5)))
+    run(made)
+    told = made.report()["search"]
+    assert (told["searches"], told["fallbacks"], told["measured"]) == (4, 0, 1)
+    assert told["objective_after"] > told["objective_before"]
+    parts = told["interference_before"], told["entropy_before"], told["foreseen_entropy_before"]
+    assert told["objective_before"] == pytest.approx(20 * parts[0] - parts[1] - parts[2], rel=1e-4)
+    wild = learner(capacity=100, search=CodeSearch(LatentSearch(3, 1e38)))
+    steps = run(wild)
+    assert wild.report()["search"]["fallbacks"] > 0
+    assert len(steps[-1].recalled) == 20
+
+
+def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled() -> None:
+    """So a comparison of AE and AE-MIR is one of retrievals."""
+    plain, searched = learner(seed=3), learner(seed=3, search=CodeSearch())
+    run(plain), run(searched)
+    assert_same(plain.autoencoder.state_dict(), searched.autoencoder.state_dict())
+    assert_same(plain.memory.all().x, searched.memory.all().x)
+    assert differences(plain.model.state_dict(), searched.model.state_dict())
+
+
+# ------------------------------------------------------------------------------------------------------- the codes
+
+
+@pytest.mark.parametrize(("codes", "size"), [("float32", 4), ("float16", 2), ("uint8", 1)])
+def test_bytes_are_told_beside_those_of_raw_images(codes: str, size: int) -> None:
+    made = learner(capacity=12, codes=codes)
+    run(made)
+    told = made.report()["memory"]
+    beside = 3 * 8  # label, task and arrival
+    assert (told["codes"], told["code_bytes"], told["input_bytes"]) == (12, 12 * size, 16 * 4)
+    assert told["bytes"] == 12 * (12 * size + beside)
+    assert told["bytes_as_inputs"] == 12 * (16 * 4 + beside)
+    weights = sum(v.numel() * v.element_size() for v in made.autoencoder.state_dict().values())
+    assert told["autoencoder_bytes"] == weights + (2 * 3 * 4 if codes == "uint8" else 0)
+
+
+def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
+    torch.manual_seed(0)
+    network, x = ConvAutoencoder(SHAPE, channels=3, depth=1), torch.randn(50, *SHAPE)
+    exact, coarse = Codec(network), Codec(network, "uint8")
+    coarse.calibrate([x[:20], x[20:]])
+    codes = exact.encode(x)
+    error = (coarse.floats(coarse.encode(x)) - codes).abs()
+    for channel in range(3):
+        step = (codes[:, channel].max() - codes[:, channel].min()) / 255
+        assert 0.2 * step < error[:, channel].max() <= 0.501 * step
+    beyond = coarse.encode(x * 3)
+    assert (beyond == 255).any()
+    assert (beyond == 0).any()
+    half = Codec(network, "float16")
+    torch.testing.assert_close(half.floats(half.encode(x)), codes, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("codes", ["float32", "float16", "uint8"])
+def test_when_the_autoencoder_changes_every_code_is_read_with_the_old_and_written_with_the_new(codes: str) -> None:
+    made = learner(capacity=37, codes=codes)
+    run(made, tasks=1)
+    with torch.no_grad():
+        for parameter in made.autoencoder.parameters():
+            parameter.mul_(1.2)
+    old, before = made.codec, made.memory.all()
+    made._refresh(TASKS[0][0])
+    after = made.memory.all()
+    for row in range(len(before)):
+        image = old.read(before.x[row : row + 1])
+        torch.testing.assert_close(after.x[row : row + 1], made.codec.encode(image), rtol=1e-3, atol=1e-3)
+    assert_same((after.y, after.task, after.slots), (before.y, before.task, before.slots))
+    assert differences(after.x, before.x)
+
+
+def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {}
+    for refresh in ("epoch", "task"):
+        made, calls = learner(refresh=refresh, autoencoder_epochs=3), []
+        plain = made._refresh
+        monkeypatch.setattr(made, "_refresh", lambda sample, calls=calls, plain=plain: (calls.append(1), plain(sample)))
+        run(made)
+        counts[refresh] = len(calls)
+        assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
+    assert counts == {"epoch": 6, "task": 2}
+    assert CALIBRATION_ROWS > 20
+
+
+def test_without_begin_task_it_learns_as_it_goes_and_the_codes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, due = learner(refresh_every=6), []
+    plain = made._refresh
+    monkeypatch.setattr(made, "_refresh", lambda x: (due.append(made._unprepared_batches), plain(x)))
+    x, y = images(70, 5, (0, 1))
+    for start in range(0, 70, 5):
+        made.observe(x[start : start + 5], y[start : start + 5])
+    assert due == [1, 2, 4, 6, 12]
+    assert made.training.steps == 14 * 2
+
+
+def test_batch_statistics_are_an_option() -> None:
+    published, ours = learner(statistics="batch"), learner()
+    for made in (published, ours):
+        run(made, tasks=1)
+    before = published.state_dict()
+    x = TASKS[0][0]
+    alone = torch.cat([published.rebuild(x[:5]), published.rebuild(x[5:])])
+    assert not torch.allclose(alone, published.rebuild(x), atol=1e-4)
+    torch.testing.assert_close(torch.cat([ours.rebuild(x[:5]), ours.rebuild(x[5:])]), ours.rebuild(x))
+    assert_same(published.state_dict(), before)
+
+
+# ---------------------------------------------------------------------------------------------------- begin_task
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
+def test_training_of_the_autoencoder_goes_on_bit_for_bit_where_it_stopped(stop: int, tmp_path: Any) -> None:
+    """In the middle of an epoch, at its end, and at the end of it all; into a learner of another seed."""
+    x, y = TASKS[1]
+    whole = learner(seed=1)
+    run(whole, tasks=1)
+    told: list[tuple[int, int]] = []
+
+    def note(done: int, steps: int) -> None:
+        told.append((done, steps))
+        if done == stop:
+            torch.save(whole.state_dict(), tmp_path / "state.pt")
+
+    whole.begin_task(Batch(x, y, 1), 1, note)
+    assert told == [(step, 8) for step in range(1, 9)]
+    whole.observe(x[:5], y[:5], 1)
+    resumed = learner(seed=2)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    again: list[tuple[int, int]] = []
+    resumed.begin_task(Batch(x, y, 1), 1, lambda *at: again.append(at))
+    assert again == [(step, 8) for step in range(stop + 1, 9)]
+    resumed.observe(x[:5], y[:5], 1)
+    assert_same(resumed.state_dict(), whole.state_dict())
+
+
+def test_an_exception_out_of_on_step_leaves_a_state_to_go_on_from() -> None:
+    x, y = TASKS[0]
+    whole, stopped = learner(), learner()
+
+    def stop(done: int, steps: int) -> None:
+        if done == 5:
+            raise KeyboardInterrupt
+
+    whole.begin_task(Batch(x, y, 0), 0)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.begin_task(Batch(x, y, 0), 0, stop)
+    stopped.begin_task(Batch(x, y, 0), 0)
+    assert_same(stopped.state_dict(), whole.state_dict())
+
+
+def test_a_task_is_trained_for_once_and_bad_data_changes_nothing() -> None:
+    made = learner()
+    run(made, tasks=1)
+    before = made.state_dict()
+    made.begin_task(Batch(*TASKS[0], 0), 0)
+    made.begin_task(None, 1)
+    x, y = TASKS[1]
+    bad = {"shape": x[:, :, :3], "convert": x.double(), "finite": x.clone().fill_(torch.nan)}
+    for words, data in bad.items():
+        with pytest.raises(InvalidInput, match=words):
+            made.begin_task(Batch(data, y, 1), 1)
+    assert_same(made.state_dict(), before)
+
+
+# ------------------------------------------------------------------------------------------------ the user's own
+
+
+class Linear(nn.Module):
+    """An autoencoder of somebody else's: flat codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(16, 6), nn.Linear(6, 16)
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.down(x.flatten(1))
+
+    def decode(self, code: Tensor) -> Tensor:
+        return self.up(code).view(-1, *SHAPE)
+
+
+@pytest.mark.parametrize("codes", ["float32", "uint8"])
+def test_any_autoencoder_fits(codes: Any) -> None:
+    classifier, autoencoder = Tiny(), Linear()
+    made = AutoencoderReplay(
+        classifier,
+        torch.optim.SGD(classifier.parameters(), lr=0.1),
+        autoencoder,
+        torch.optim.Adam(autoencoder.parameters()),
+        ReservoirMemory(20),
+        search=CodeSearch(candidates=10),
+        budget=5,
+        codes=codes,
+    )
+    assert run(made)[-1].recalled.x.shape == (5, *SHAPE)
+    assert made.memory.all().x.shape == (20, 6)
+
+
+def test_what_is_no_autoencoder_is_refused() -> None:
+    classifier, other = Tiny(), nn.Linear(4, 4)
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (classifier, other)]
+    with pytest.raises(InvalidType, match="lacks encode or decode"):
+        AutoencoderReplay(classifier, optimizers[0], other, optimizers[1], ReservoirMemory(5))
+    for bad in ({"codes": "int4"}, {"statistics": "own"}, {"refresh": "never"}, {"replay_share": 2}, {"budget": 0}):
+        with pytest.raises(InvalidInput, match=next(iter(bad))):
+            learner(**bad)
+
+
+def test_memories_are_diagnosed_and_remembered_as_codes() -> None:
+    made = learner()
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 0), 0)
+    assert made.remember([(x[:10], y[:10], 0), (x[10:], y[10:], 0)]) == 20
+    torch.testing.assert_close(made.memory.all().x, made.codec.encode(x))
+    before = made.state_dict()
+    found = made.diagnose(*TASKS[1], 1)
+    assert len(found) == 20
+    image = made.codec.read(made.memory.get(found.slots).x)
+    losses = F.cross_entropy(made.model.train()(image), found.y, reduction="none")
+    torch.testing.assert_close(found.before, losses.detach(), rtol=1e-3, atol=1e-4)
+    made.model.load_state_dict(before["model"])
+    assert_same(made.state_dict(), before)
+
+
+def test_the_mean_squared_error_of_test_images_is_told() -> None:
+    made = learner()
+    run(made, tasks=1)
+    x, y = TASKS[1]
+    wanted = ((made.rebuild(x) - x) ** 2).mean().item()
+    assert made.evaluation_metrics(x, y)["reconstruction"] == pytest.approx(wanted, rel=1e-5)
