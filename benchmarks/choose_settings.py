@@ -24,13 +24,13 @@ from rehearse.methods import resolve
 
 SEEDS = (100, 101, 102)
 RATES = (0.02, 0.05, 0.1, 0.2)
-DARK = {"lr": (0.05, 0.1), "alpha": (0.1, 0.5), "beta": (0.5, 1.0)}
+DARK = {"lr": (0.05, 0.1, 0.2), "alpha": (0.1, 0.5, 1.0), "beta": (0.5, 1.0)}
 GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "er-ace": {"lr": RATES},
     "er-ace-mir": {"lr": RATES},
     "der": DARK,
     "der-mir": DARK,
-    "gem": {"lr": (0.05, 0.1)},
+    "gem": {"lr": (0.05, 0.1, 0.2, 0.4)},
     "agem": {"lr": (0.002, 0.005, 0.01, 0.05, 0.1)},
 }
 
