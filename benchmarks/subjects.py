@@ -63,13 +63,24 @@ def learner(
         model, optimizer, ReservoirMemory(capacity), retrieval, budget=BUDGET, prepare=prepare(kind)
     )
     if not channels_last:
-        made.computation = dataclasses.replace(made.computation, channels_last=False)
-        made.lookahead.computation = made.computation
-        model.to(memory_format=torch.contiguous_format)
+        in_default_layout(made)
     x, y = images(kind, min(capacity, 1000), classes, seed=1)
     for start in range(0, capacity, len(x)):
         made.memory.add(x, y, task=torch.arange(start, start + len(x)) % 5)
     return made
+
+
+def in_default_layout(made: Replay) -> None:
+    made.computation = dataclasses.replace(made.computation, channels_last=False)
+    made.lookahead.computation = made.computation
+    made.model.to(memory_format=torch.contiguous_format)
+
+
+def without_fast_paths(made: Replay) -> None:
+    """Turn off, in a learner that exists, what can be turned off."""
+    in_default_layout(made)
+    made.optimizer.register_step_post_hook(lambda *_: None)
+    made.__class__ = WithoutFactors
 
 
 def prepare(kind: str) -> Callable[[Tree], Tree]:
