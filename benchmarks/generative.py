@@ -1,45 +1,45 @@
 """How fast replay from a generator is: updates of classifier and generator per second, CPU seconds of a whole run.
 
-    python benchmarks/generative.py            a few steps on random images, the whole run reckoned from them
-    REHEARSE_DATA=... python benchmarks/generative.py --whole    one whole run each, seed 0
+    python benchmarks/generative.py [--write]                    steps on random images, interleaved with the textbook's
+    REHEARSE_DATA=... python benchmarks/generative.py --whole    one whole run each as well, seed 0, with evaluation
 
-At the published settings of Split MNIST (500 batches, the first 100 without replay), on one thread. The published
-program takes 86 (GEN), 114 (GEN with GEN-MIR's settings) and 610 (GEN-MIR) CPU seconds on a core with AVX2.
+At the published settings of Split MNIST (500 batches, the first 100 without replay), on one thread. *Literal* is the
+published program's step of `benchmarks/literal_generative.py`, in the same run on the same machine; ``--write`` puts
+the table into docs/performance-generative.md.
 """
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import argparse
+import statistics
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from literal_generative import SETTINGS, Literal
+from rehearse.environment import environment
 from rehearse.experiment import Settings, execute
 from rehearse.learners import GenerativeReplay
 from rehearse.methods import Problem, build, prepare_for, resolve
 from rehearse.nets import make_network
 from rehearse.spec import Spec, load_spec_values
 
-PUBLISHED_SECONDS = {"gen": 86, "gen-control": 114, "gen-mir": 610}
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 10
 TASKS, BATCHES_PER_TASK = 5, 100
-STEPS = 8
+PAGE = Path(__file__).parents[1] / "docs" / "performance-generative.md"
+INTRODUCTION = """# Performance of replay from a generator
 
-
-@dataclass(frozen=True)
-class Speed:
-    """What was measured for one method."""
-
-    name: str
-    updates_per_second: float  # of one network; classifier and generator take as many
-    run_seconds: float
-    published_seconds: float
-
-    @property
-    def ratio(self) -> float:
-        """How many times fewer CPU seconds than the published program."""
-        return self.published_seconds / self.run_seconds
+Made by `python benchmarks/generative.py --write`; do not edit. CPU seconds at the published settings of Split MNIST,
+one thread, steps of ours and of the textbook (`benchmarks/literal_generative.py`) interleaved within one run. A run is
+reckoned as 100 batches without replay and 400 with it, without evaluation.
+"""
 
 
 def spec_of(name: str) -> Spec:
@@ -50,53 +50,85 @@ def spec_of(name: str) -> Spec:
     return resolve(values["method"], "split-mnist", values)
 
 
-def reckoned(name: str, steps: int = STEPS) -> Speed:
-    """From a few steps without replay and a few with it, on random images."""
+def ours(name: str) -> GenerativeReplay:
     spec = spec_of(name)
-    problem = Problem(
-        CLASSES,
-        TASKS,
-        SHAPE,
-        prepare_for("unit"),
-        lambda: make_network(spec.network, classes=CLASSES, input_shape=SHAPE),
-    )
-    learner = build(spec, problem)
+    network = lambda: make_network(spec.network, classes=CLASSES, input_shape=SHAPE)  # noqa: E731
+    learner = build(spec, Problem(CLASSES, TASKS, SHAPE, prepare_for("unit"), network))
     assert isinstance(learner, GenerativeReplay)
-    first, later = seconds_per_step(learner, 0, steps), seconds_per_step(learner, 1, steps)
-    seconds = BATCHES_PER_TASK * (first + (TASKS - 1) * later)
-    return Speed(name, learner.updates / later, seconds, PUBLISHED_SECONDS[name])
+    return learner
 
 
-def seconds_per_step(learner: GenerativeReplay, task: int, steps: int) -> float:
-    generator = torch.Generator().manual_seed(task)
-    for step in range(steps + 1):
-        if step == 1:  # the first is for warming up
-            started = time.process_time()
-        x = torch.randint(0, 256, (BATCH, *SHAPE), generator=generator, dtype=torch.uint8)
-        learner.observe(x, torch.randint(0, CLASSES, (BATCH,), generator=generator), task)
-    return (time.process_time() - started) / steps
+def rows(seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (BATCH, *SHAPE), generator=generator, dtype=torch.uint8)
+    return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def whole(name: str) -> Speed:
-    """One run of the real stream, evaluation included."""
-    spec = spec_of(name)
-    cost = execute(spec, None, Settings())["cost"]
-    updates = (spec.updates or 1) * cost["steps_per_second"]
-    return Speed(name, updates, cost["cpu_seconds"], PUBLISHED_SECONDS[name])
+def seconds_of(step: Callable[[], object]) -> float:
+    started = time.thread_time()
+    step()
+    return time.thread_time() - started
+
+
+def measured(name: str, repeats: int) -> tuple[str, float]:
+    """A row of the table, and how many times fewer seconds ours takes."""
+    learner, textbook = ours(name), Literal(SETTINGS[name])
+    times: dict[tuple[str, int], list[float]] = {}
+    for task in (0, 1):
+        for repeat in range(-1, repeats):  # the first is for warming up
+            x, y = rows(100 * task + repeat + 1)
+            turns = {
+                "ours": lambda x=x, y=y, task=task: learner.observe(x, y, task),
+                "literal": lambda x=x, y=y: textbook(x.float() / 255, y),
+            }
+            for who, step in turns.items():
+                seconds = seconds_of(step)
+                if repeat >= 0:
+                    times.setdefault((who, task), []).append(seconds)
+        textbook.end_task()
+    median = {key: statistics.median(values) for key, values in times.items()}
+    run = {who: BATCHES_PER_TASK * (median[who, 0] + (TASKS - 1) * median[who, 1]) for who in ("ours", "literal")}
+    ratios = sorted(b / a for a, b in zip(times["ours", 1], times["literal", 1], strict=True))
+    low, _, high = statistics.quantiles(ratios, n=4)
+    ratio = run["literal"] / run["ours"]
+    row = (
+        f"| {name} | {learner.updates / median['ours', 1]:.0f} | {run['ours']:.0f} | {run['literal']:.0f} "
+        f"| {ratio:.1f} | {statistics.median(ratios):.1f} ({low:.1f} – {high:.1f}) |"
+    )
+    return row, ratio
+
+
+def whole(name: str) -> str:
+    """CPU seconds of one run of the real stream, evaluation included."""
+    cost = execute(spec_of(name), None, Settings())["cost"]
+    return f"{name}: {cost['cpu_seconds']:.0f} CPU seconds of a whole run, of which evaluation is a part"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--whole", action="store_true", help="whole runs on the real data instead of a reckoning")
-    whole_runs = parser.parse_args().whole
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--whole", action="store_true", help="whole runs on the real data too")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print("| method | updates per second | CPU s a run | published | times fewer |\n|---|---|---|---|---|")
-    for name in PUBLISHED_SECONDS:
-        speed = whole(name) if whole_runs else reckoned(name)
-        print(
-            f"| {name} | {speed.updates_per_second:.0f} | {speed.run_seconds:.0f} | {speed.published_seconds} "
-            f"| {speed.ratio:.1f} |"
-        )
+    there = environment()
+    lines = [
+        f"{there['processor']}, {there['cpu_capability']}, torch {there['torch']}, commit {there['commit']}.",
+        "",
+        "| method | updates a second, each network | CPU s a run, ours | literal | times fewer | a step with replay |",
+        "|---|---|---|---|---|---|",
+    ]
+    for line in lines:
+        print(line)
+    for name in SETTINGS:
+        lines.append(measured(name, arguments.repeats)[0])
+        print(lines[-1], flush=True)
+    if arguments.whole:
+        for name in SETTINGS:
+            lines += ["", whole(name)]
+            print(lines[-1], flush=True)
+    if arguments.write:
+        PAGE.write_text(INTRODUCTION + "\n" + "\n".join(lines) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""The textbook step of GEN and GEN-MIR, written as the paper's program does it and independent of the package.
+
+The search goes round by round in a Python loop, ten points at a time; a deep copy of each network takes the virtual
+step along whatever gradient is left from the batch before; every pass is made whether its coefficient is zero or not.
+This is what the package is timed against on the machine at hand.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The published settings that decide what a step costs, and the weights of the search."""
+
+    memories: int  # rounds
+    updates: int
+    lr: float
+    replay_weight: float
+    depth: int
+    dropout: float
+    search_steps: int = 0  # 0: plain samples
+    hidden: int = 128
+    latent: int = 50
+    warmup: int = 1000
+
+
+SETTINGS = {
+    "gen": Setting(memories=4, updates=15, lr=0.01, replay_weight=3, depth=2, dropout=0.0),
+    "gen-control": Setting(memories=10, updates=15, lr=0.01, replay_weight=3, depth=1, dropout=0.4),
+    "gen-mir": Setting(memories=10, updates=15, lr=0.01, replay_weight=3, depth=1, dropout=0.4, search_steps=10),
+}
+
+
+class Gated(nn.Module):
+    def __init__(self, into: int, out: int, activation: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.values, self.gates, self.activation = nn.Linear(into, out), nn.Linear(into, out), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        values = self.values(x)
+        return (self.activation(values) if self.activation else values) * torch.sigmoid(self.gates(x))
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), Gated(784, 400, torch.relu), nn.Dropout(0.2), Gated(400, 10, None))
+
+
+def layers(into: int, setting: Setting) -> nn.Sequential:
+    widths = [into, *[setting.hidden] * setting.depth]
+    parts: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        parts += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(setting.dropout)]
+    return nn.Sequential(*parts)
+
+
+class Vae(nn.Module):
+    def __init__(self, setting: Setting) -> None:
+        super().__init__()
+        self.latent = setting.latent
+        self.encoder, self.decoder = layers(784, setting), layers(setting.latent, setting)
+        self.mean, self.variance = (nn.Linear(setting.hidden, setting.latent) for _ in range(2))
+        self.pixels = nn.Linear(setting.hidden, 784)
+
+    def decode(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(self.pixels(self.decoder(z))).view(-1, 1, 28, 28)
+
+    def generate(self, rows: int) -> Tensor:
+        return self.decode(torch.randn(rows, self.latent))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Reconstruction and a sampled KL, both summed over the features and averaged over the rows."""
+        hidden = self.encoder(x.view(len(x), -1))
+        mean, variance = self.mean(hidden), F.softplus(self.variance(hidden))
+        z = mean + variance.sqrt() * torch.randn_like(mean)
+        p = self.decode(z).clamp(1e-6, 1 - 1e-6)
+        reconstruction = -(x * p.log() + (1 - x) * (1 - p).log()).sum() / len(x)
+        log_q = -0.5 * (variance.log() + (z - mean) ** 2 / variance)
+        return reconstruction, (log_q + 0.5 * z**2).sum() / len(x)
+
+
+def virtual(network: nn.Module, lr: float) -> nn.Module:
+    """A copy moved along the gradient that lies there."""
+    copied = copy.deepcopy(network)
+    with torch.no_grad():
+        for own, parameter in zip(copied.parameters(), network.parameters(), strict=True):
+            if parameter.grad is not None:
+                own -= lr * parameter.grad
+    return copied
+
+
+def soft(target: Tensor, scores: Tensor) -> Tensor:
+    return -(target * F.log_softmax(scores, dim=1)).sum(1).mean()
+
+
+class Literal:
+    """One learner of the textbook: call it with batches, `end_task` between tasks."""
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        torch.manual_seed(0)
+        self.classifier, self.vae = classifier(), Vae(setting)
+        self.by_sgd = torch.optim.SGD(self.classifier.parameters(), lr=setting.lr)
+        self.by_adam = torch.optim.Adam(self.vae.parameters())
+        self.previous: tuple[nn.Module, Vae] | None = None
+        self.seen = 0
+
+    def end_task(self) -> None:
+        self.previous = copy.deepcopy(self.classifier).eval(), copy.deepcopy(self.vae).eval()
+        self.seen = 0
+
+    def __call__(self, x: Tensor, y: Tensor) -> None:
+        self.seen += len(x)
+        beta = min(self.seen / self.setting.warmup, 1.0)
+        self._generator_steps(x, beta)
+        self._classifier_steps(x, y)
+
+    def _generator_steps(self, x: Tensor, beta: float) -> None:
+        replayed: Tensor | None = None
+        for update in range(self.setting.updates):
+            reconstruction, divergence = self.vae(x)
+            loss = reconstruction + beta * divergence
+            if self.previous is not None:
+                if update == 0:
+                    replayed = self._retrieved(len(x), generator=True)
+                reconstruction, divergence = self.vae(replayed)
+                loss = loss + self.setting.replay_weight * (reconstruction + beta * divergence)
+            self.by_adam.zero_grad()
+            loss.backward()
+            self.by_adam.step()
+
+    def _classifier_steps(self, x: Tensor, y: Tensor) -> None:
+        replayed, labels = None, None
+        for update in range(self.setting.updates):
+            loss = F.cross_entropy(self.classifier(x), y)
+            if self.previous is not None:
+                if update == 0:
+                    replayed = self._retrieved(len(x), generator=False)
+                    labels = self.previous[0](replayed).softmax(1).detach()
+                p = self.classifier(replayed).softmax(1).clamp(min=1e-5)
+                loss = loss + self.setting.replay_weight * -(labels * p.log()).sum(1).mean()
+            self.by_sgd.zero_grad()
+            loss.backward()
+            self.by_sgd.step()
+
+    def _retrieved(self, rows: int, *, generator: bool) -> Tensor:
+        assert self.previous is not None
+        old_classifier, old_vae = self.previous
+        if not self.setting.search_steps:
+            return old_vae.generate(rows * self.setting.memories).detach()
+        moved = virtual(self.vae if generator else self.classifier, self.setting.lr)
+        found: list[Tensor] = []
+        for _ in range(self.setting.memories):
+            z = torch.randn(rows, self.setting.latent)
+            for _ in range(self.setting.search_steps):
+                z = z.detach().requires_grad_()
+                pictures = old_vae.decode(z)
+                scores = old_classifier(pictures)
+                entropy = soft(scores.softmax(1), scores)
+                if generator:
+                    ahead, before = moved(pictures), old_vae(pictures)
+                    gain = 0.1 * (ahead[1] - before[1]) + 0.0 * (ahead[0] - before[0]) - entropy
+                else:
+                    gain = 0.1 * soft(scores.softmax(1), moved(pictures)) - entropy
+                for other in found:
+                    gain = gain + ((z - other) ** 2).mean() / len(found)
+                z = z + torch.autograd.grad(gain, z)[0]
+            found.append(z.detach())
+        points = torch.cat(found)
+        if points.isnan().any():
+            points = torch.randn_like(points)
+        return old_vae.decode(points).detach()
