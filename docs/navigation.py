@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-RESULTS = {"Reproduction": "reproduction.md", "Scaling": "scaling.md", "Performance": "performance.md"}
+RESULTS = {
+    "Reproduction": "reproduction.md",
+    "What makes it work": "what-makes-it-work.md",
+    "Scaling": "scaling.md",
+    "Performance": "performance.md",
+}
 FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
 
 

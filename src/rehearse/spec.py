@@ -12,6 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -107,21 +108,27 @@ def _check_whole(name: str, value: Any, least: int, otherwise: str = "") -> None
 
 def stream_settings(stream: str) -> dict[str, Any]:
     """The settings file of a stream: ``[common]``, ``[methods.NAME]`` and ``[specs.NAME]``."""
-    file = resources.files("rehearse").joinpath("settings", f"{stream}.toml")
-    if not file.is_file():
-        return {"common": {}, "methods": {}, "specs": {}}
-    return {"common": {}, "methods": {}, "specs": {}} | tomllib.loads(file.read_text("utf-8"))
+    return {"common": {}, "methods": {}, "specs": {}} | _settings_files().get(stream, {})
 
 
 def named_specs() -> dict[str, dict[str, Any]]:
     """The specs that ``--spec NAME`` knows, each with its method and stream."""
-    found: dict[str, dict[str, Any]] = {}
-    for file in sorted(resources.files("rehearse").joinpath("settings").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            stream = file.name.removesuffix(".toml")
-            for name, values in tomllib.loads(file.read_text("utf-8")).get("specs", {}).items():
-                found[name] = {"stream": stream, **values}
-    return found
+    return {
+        name: {"stream": stream, **values}
+        for stream, settings in _settings_files().items()
+        for name, values in settings.get("specs", {}).items()
+    }
+
+
+@cache
+def _settings_files() -> dict[str, dict[str, Any]]:
+    """What the settings files say, by stream; read once, and changed by nobody."""
+    files = sorted(resources.files("rehearse").joinpath("settings").iterdir(), key=lambda file: file.name)
+    return {
+        file.name.removesuffix(".toml"): tomllib.loads(file.read_text("utf-8"))
+        for file in files
+        if file.name.endswith(".toml")
+    }
 
 
 def load_spec_values(name_or_file: str) -> dict[str, Any]:

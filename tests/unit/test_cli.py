@@ -19,7 +19,7 @@ import rehearse
 from rehearse.campaign.store import Store
 from rehearse.cli import main
 from rehearse.methods import METHODS, resolve
-from rehearse.paper.targets import TARGETS
+from rehearse.paper.targets import GROUPS, TARGETS
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -219,7 +219,7 @@ def test_reproduce_from_results_alone_writes_page_and_figure(rehearse_command: C
     words = ("reproduce", "all", "--from-results", "results", "--write", "page.md")
     assert rehearse_command(*words)[:2] == (0, "")
     page = (tmp_path / "page.md").read_text("utf-8")
-    assert all(f"## {name}\n" in page for name in TARGETS)
+    assert all(f"## {name}\n" in page for name in GROUPS["all"])
     assert "71.0 ± 2.5" in page
     assert (tmp_path / "figures" / "figure4.svg").exists()
     assert "(figures/figure4.svg)" in page
@@ -228,6 +228,19 @@ def test_reproduce_from_results_alone_writes_page_and_figure(rehearse_command: C
     code, out, _ = rehearse_command("reproduce", "figure4", "--from-results", "results")
     assert code == 0
     assert "71.0 ± 2.5" in out
+
+
+def test_controls_have_a_page_of_their_own_and_shared_runs_count_once(
+    rehearse_command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "results").mkdir()
+    words = ("reproduce", "controls", "--from-results", "results", "--write", "page.md")
+    assert rehearse_command(*words)[:2] == (0, "")
+    assert (tmp_path / "page.md").read_text("utf-8").startswith("# What makes it work\n")
+    code, out, _ = rehearse_command("reproduce", "batchnorm", "controls-batchnorm-full", "--dry-run", "--seeds", "2")
+    assert code == 0
+    runs = {cells[0]: cells[1] for line in out.splitlines() if len(cells := line.replace("│", " ").split()) > 5}
+    assert (runs["batchnorm"], runs["controls-batchnorm-full"], runs["together"]) == ("8", "14", "14")
 
 
 def test_a_stale_run_is_shown_as_such(rehearse_command: Command, tmp_path: Path) -> None:

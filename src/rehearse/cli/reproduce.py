@@ -17,7 +17,8 @@ from ..experiment import Settings, with_precision
 from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
-from ..paper.targets import GROUPS, TARGETS, find_targets
+from ..paper.targets import CONTROLS, GROUPS, TARGETS, find_targets
+from ..report.controls import controls_page
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_task
 from ..report.reproduction import (
@@ -160,4 +161,5 @@ def _write_page(found: list[Outcome], page: Path) -> None:
     # pictures of runs are put there by hand from OUT/tables: they cannot be drawn from results
     drawn = {one.target.name: folder / f"{one.target.name}{'.png' if one.target.picture else '.svg'}" for one in found}
     drawn = {name: path for name, path in drawn.items() if path.exists()}
-    page.write_text(reproduction_page(found, {name: f"figures/{path.name}" for name, path in drawn.items()}), "utf-8")
+    make = controls_page if all(one.target.name in CONTROLS for one in found) else reproduction_page
+    page.write_text(make(found, {name: f"figures/{path.name}" for name, path in drawn.items()}), "utf-8")

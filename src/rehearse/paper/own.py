@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from .published import PUBLISHED, Cell
 from .target import Entry, Target
 
+CONTROL = "GEN at GEN-MIR's settings"
+
 
 def printed(table: str, row: str | None, column: str) -> Mapping[str, Cell]:
     """The cells of a row and column of the paper, by metric."""
@@ -95,7 +97,7 @@ def generative_controls() -> Target:
     """What the search of GEN-MIR does, all else equal."""
     split = {
         "GEN": ("gen", None),
-        "GEN at GEN-MIR's settings": ("gen", "gen-control"),
+        CONTROL: ("gen", "gen-control"),
         "GEN-MIR": ("gen-mir", None),
         "GEN-MIR, stale gradient as published": ("gen-mir", "gen-mir-stale"),
         "MIR on the generator alone": ("gen-mir", "gen-mir-generator"),
@@ -107,7 +109,7 @@ def generative_controls() -> Target:
     }
     permuted = {
         "GEN": ("gen", None),
-        "GEN at GEN-MIR's settings": ("gen", "permuted-gen-control"),
+        CONTROL: ("gen", "permuted-gen-control"),
         "GEN-MIR": ("gen-mir", None),
         "GEN-MIR, stale gradient as published": ("gen-mir", "permuted-gen-mir-stale"),
     }
@@ -115,9 +117,8 @@ def generative_controls() -> Target:
     entries += [
         Entry(row, "Permuted MNIST", method, "permuted-mnist", {}, spec) for row, (method, spec) in permuted.items()
     ]
-    control = "GEN at GEN-MIR's settings"
-    searches = [row for row in split if row not in ("GEN", control)]
-    pairs = (("GEN-MIR", "GEN"), *((row, control) for row in searches))
+    searches = [row for row in split if row not in ("GEN", CONTROL)]
+    pairs = (("GEN-MIR", "GEN"), *((row, CONTROL) for row in searches))
     return Target(
         "generative-controls",
         "Generative replay with all but the search held equal",

@@ -12,6 +12,7 @@ from ..errors import MissingExtra
 from ..metrics import accuracy_seen
 from ..paper.outcome import Outcome, Result, values_of
 from ..statistics import summary
+from .control_figures import CONTROL_FIGURES
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the marker says the same in black and white.
 LOOKS = {
@@ -103,4 +104,5 @@ FIGURES: Mapping[str, Callable[[Outcome, Any], None]] = {
     "figure5": by_codes,
     "figure6": by_codes,
     "figure7": by_codes,
+    **CONTROL_FIGURES,
 }

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from ..paper.costs import Estimate
-from ..paper.outcome import Difference, Line, Outcome
+from ..paper.outcome import SEARCHED, Difference, Line, Outcome
 from ..statistics import Summary, seeds_needed
 from . import tables
 from .tables import UNDEFINED
@@ -69,7 +69,7 @@ def _cells(line: Line, seeds: int) -> tuple[str, ...]:
         line.entry.column,
         line.metric,
         UNDEFINED if ours is None else number(ours, line.metric),
-        UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.1f}",
+        UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.{2 if line.metric in SEARCHED else 1}f}",
         _count(0 if ours is None else ours.n, seeds),
         printed or UNDEFINED,
         judgement(line),
@@ -90,11 +90,11 @@ def judgement(line: Line) -> str:
 
 def number(value: Summary, metric: str, *, sign: bool = False) -> str:
     """Mean ± half the interval; per cent where the metric is a fraction."""
-    unit = _unit(metric)
-    mean = f"{unit * value.mean:{'+' if sign else ''}.1f}"
+    unit, digits = _unit(metric), 2 if metric in SEARCHED else 1
+    mean = f"{unit * value.mean:{'+' if sign else ''}.{digits}f}"
     if value.interval is None:
         return mean
-    return f"{mean} ± {unit * (value.interval[1] - value.interval[0]) / 2:.1f}"
+    return f"{mean} ± {unit * (value.interval[1] - value.interval[0]) / 2:.{digits}f}"
 
 
 def _unit(metric: str) -> float:

@@ -1,0 +1,164 @@
+"""Figures of the controls: means and 95 % intervals over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from ..paper.outcome import Outcome, cpu_seconds, values_of
+from ..paper.targets import PARTS
+from ..statistics import Summary, summary
+
+# Okabe and Ito's colours; the marker says the same in black and white.
+LOOKS = (
+    ("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "v"), ("#56B4E9", "D"), ("#E69F00", "P"),
+    ("#000000", "X"), ("#999999", "*"), ("#661100", "<"), ("#44AA99", ">"),
+)  # fmt: skip
+FIRST = {"ER": 0, "er": 0, "ER-MIR": 1, "er-mir": 1}  # the two that are in most figures look alike in all
+
+
+def _rows(outcome: Outcome) -> list[str]:
+    return list(dict.fromkeys(row for (row, _), runs in outcome.runs.items() if runs))
+
+
+def _columns(outcome: Outcome) -> list[str]:
+    return list(dict.fromkeys(column for _, column in outcome.runs))
+
+
+def _looks(rows: Sequence[str]) -> dict[str, tuple[str, str]]:
+    others = iter(LOOKS[2:] * len(rows))
+    return {row: LOOKS[FIRST[row]] if row in FIRST else next(others) for row in rows}
+
+
+def _measured(outcome: Outcome, row: str, column: str, metric: str) -> Summary:
+    return summary(values_of(outcome.runs.get((row, column), {}), metric).values())
+
+
+def _half(point: Summary) -> float:
+    """Half the interval, in per cent; nothing where one seed has none."""
+    return 0.0 if point.interval is None else 50 * (point.interval[1] - point.interval[0])
+
+
+def _series(outcome: Outcome, axes: Any, columns: Sequence[str], names: Sequence[str], metric: str, line: str) -> None:
+    """One row of the target after another over the columns, each set aside a little."""
+    rows = _rows(outcome)
+    looks = _looks(rows)
+    for number, row in enumerate(rows):
+        shift = 0.5 / len(rows) * (number - (len(rows) - 1) / 2)
+        found = [(place, _measured(outcome, row, column, metric)) for place, column in enumerate(columns)]
+        found = [(place, point) for place, point in found if point.n]
+        if found:
+            colour, marker = looks[row]
+            axes.errorbar(
+                [place + shift for place, _ in found],
+                [100 * point.mean for _, point in found],
+                [_half(point) for _, point in found],
+                color=colour, marker=marker, linestyle=line, capsize=2, label=row,
+            )  # fmt: skip
+    axes.set_xticks(range(len(columns)), names)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylabel(f"{metric} (%)")
+    axes.grid(axis="x", visible=False)
+
+
+def by_column(outcome: Outcome, figure: Any) -> None:
+    """Accuracy and forgetting of each row under each column."""
+    figure.set_size_inches(6.5, 2.8)
+    columns = _columns(outcome)
+    panels = figure.subplots(1, 2)
+    for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=True):
+        _series(outcome, axes, columns, columns, metric, "none")
+    panels[0].legend(loc="best")
+
+
+def by_setting(outcome: Outcome, figure: Any) -> None:
+    """Accuracy above and forgetting below, a stream on each side, over the values of one setting."""
+    figure.set_size_inches(6.0, 4.2)
+    streams: dict[str, list[str]] = {}
+    for column in _columns(outcome):
+        streams.setdefault(column.partition(", ")[0], []).append(column)
+    panels = figure.subplots(2, len(streams), squeeze=False)
+    for side, (stream, columns) in enumerate(streams.items()):
+        names = [column.partition(", ")[2] for column in columns]
+        for level, metric in enumerate(("accuracy", "forgetting")):
+            _series(outcome, panels[level][side], columns, names, metric, "-")
+        panels[0][side].set_title(f"{stream} MNIST", fontsize=8)
+    if panels[0][0].get_legend_handles_labels()[0]:
+        panels[0][0].legend(loc="best")
+
+
+def against_cost(outcome: Outcome, figure: Any) -> None:
+    """Accuracy against the CPU seconds of a run; the line is what ER-MIR costs."""
+    columns = [column for column in _columns(outcome) if any(outcome.runs[row, column] for row in _rows(outcome))]
+    figure.set_size_inches(3.2 * len(columns) + 1.0, 2.8)
+    looks = _looks(_rows(outcome))
+    for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        for row, (colour, marker) in looks.items():
+            runs, point = outcome.runs[row, column], _measured(outcome, row, column, "accuracy")
+            if point.n:
+                seconds = fmean(cpu_seconds(result) for result in runs.values())
+                axes.errorbar(
+                    [seconds], [100 * point.mean], [_half(point)],
+                    color=colour, marker=marker, linestyle="none", capsize=2, label=f"{row} (n = {point.n})",
+                )  # fmt: skip
+                if row == "ER-MIR":
+                    axes.axvline(seconds, color=colour, linewidth=0.6, linestyle=":")
+        axes.set_xlabel("CPU seconds a run")
+        axes.set_ylabel("accuracy (%)")
+        axes.set_title(column, fontsize=8)
+        axes.legend(loc="best")
+
+
+def by_row(outcome: Outcome, figure: Any) -> None:
+    """A line for each row: accuracy, forgetting, and where there was a search what it did to interference."""
+    rows = _rows(outcome)
+    searched = any(_measured(outcome, row, _columns(outcome)[0], AFTER).n for row in rows)
+    figure.set_size_inches(6.5, 0.9 + 0.26 * len(rows))
+    panels = figure.subplots(1, 3 if searched else 2, sharey=True)
+    (column,) = _columns(outcome)
+    for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=False):
+        points = [_measured(outcome, row, column, metric) for row in rows]
+        heights = [height for height, point in enumerate(points) if point.n]
+        known = [point for point in points if point.n]
+        axes.errorbar(
+            [100 * point.mean for point in known], heights, xerr=[_half(point) for point in known],
+            color=LOOKS[0][0], marker="o", linestyle="none", capsize=2,
+        )  # fmt: skip
+        axes.set_xlabel(f"{metric} (%)")
+    if searched:
+        _arrows(outcome, panels[2], rows, column)
+    panels[0].set_yticks(range(len(rows)), [f"{row} (n = {len(outcome.runs[row, column])})" for row in rows])
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    for axes in panels:
+        axes.grid(axis="y", visible=False)
+
+
+BEFORE, AFTER = "classifier interference before", "classifier interference after"
+
+
+def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str) -> None:
+    for height, row in enumerate(rows):
+        before, after = (_measured(outcome, row, column, metric) for metric in (BEFORE, AFTER))
+        if before.n and after.n:
+            axes.plot([before.mean], [height], color="#999999", marker="o", linestyle="none")
+            axes.annotate(
+                "", (after.mean, height), (before.mean, height),
+                arrowprops={"arrowstyle": "->", "color": LOOKS[1][0], "linewidth": 1.2},
+            )  # fmt: skip
+            axes.plot([after.mean], [height], color=LOOKS[1][0], marker=".", linestyle="none")
+    axes.set_xlabel("interference, before → after (nats)")
+
+
+Draw = Callable[[Outcome, Any], None]
+HOW: Mapping[str, Draw] = {
+    "controls-batchnorm": by_column,
+    "controls-cost": against_cost,
+    "controls-sensitivity": by_setting,
+    "controls-generative": by_row,
+    "controls-hybrid": by_row,
+    "controls-retrieval-and-loss": by_column,
+}
+CONTROL_FIGURES: Mapping[str, Draw] = {name: HOW[part] for part, names in PARTS.items() for name in names} | {
+    "controls-losses-mnist": by_row
+}

@@ -1,0 +1,89 @@
+"""docs/what-makes-it-work.md: the controls as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..paper.outcome import SEARCHED, Outcome
+from ..paper.targets import PARTS
+from .comparisons import comparisons, difference_of
+from .plain_words import SHOWN, practitioner, researcher
+from .reproduction import LEGEND, markdown_table, number, settling
+from .tables import UNDEFINED
+from .tables import number as plain_number
+
+QUESTIONS = {
+    "controls-batchnorm": "Batch-norm: statistics or retrieval?",
+    "controls-cost": "Equal cost: what else would the CPU time of the retrieval have bought?",
+    "controls-sensitivity": "Sensitivity: does it hang on a setting?",
+    "controls-generative": "Generative: the search, its gradient, and each of its terms",
+    "controls-hybrid": "Hybrid: distinct memories, and memories of fewer bits",
+    "controls-retrieval-and-loss": "Retrieval against loss",
+}
+
+
+def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
+    """Everything as one Markdown page; ``figures`` are pictures by target, relative to the page."""
+    compared = [comparison for one in outcomes for comparison in comparisons(one)]
+    parts = [
+        "# What makes it work",
+        "The paper compares methods that differ in more than the retrieval. Here all else is held equal: what does the "
+        "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
+        "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
+        f"Numbers are in per cent, differences in points, seed by seed on the same seeds; {LEGEND}. "
+        "*Seeds to settle it* is how many it would take for a true difference of the measured size to show with "
+        "probability 0.8, from the standard deviation of the paired differences.",
+        "## In plain words",
+        researcher(outcomes, compared),
+        practitioner(compared),
+    ]
+    known = {one.target.name: one for one in outcomes}
+    for part, names in PARTS.items():
+        shown = [known[name] for name in names if name in known]
+        if shown:
+            parts += [f"## {QUESTIONS[part]}", f"`rehearse reproduce {part}`"]
+            parts += [section(one, figures.get(one.target.name)) for one in shown]
+    return "\n\n".join(parts) + "\n"
+
+
+def section(outcome: Outcome, figure: str | None) -> str:
+    """A target: its title, note and table, its paired differences, and its figure."""
+    target = outcome.target
+    parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
+    parts.append(_results(outcome))
+    rows = [
+        [
+            f"{comparison.later} − {comparison.earlier}",
+            comparison.where,
+            *(difference_of(comparison, metric) for metric in SHOWN),
+            *(settling(comparison.found[m].ours) if m in comparison.found else comparison.verdict(m) for m in SHOWN),
+        ]
+        for comparison in comparisons(outcome)
+    ]
+    head = ["difference", "where", *SHOWN, "seeds to settle accuracy", "forgetting"]
+    parts.append(markdown_table(head, rows, right=2))
+    parts += [f"![{target.title}]({figure})"] if figure else []
+    return "\n\n".join(parts)
+
+
+def _results(outcome: Outcome) -> str:
+    """One line for each place of the target; what a search measured stands as before → after."""
+    lines = {(line.entry.row, line.entry.column, line.metric): line for line in outcome.lines}
+    searched = [name.removesuffix(" before") for name in SEARCHED if name.endswith("before")]
+    searched = [name for name in searched if f"{name} before" in outcome.target.metrics]
+    rows = []
+    for entry in outcome.target.entries:
+        place = (entry.row, entry.column)
+
+        def cell(metric: str, place: tuple[str, str] = place) -> str:
+            ours = lines[*place, metric].ours
+            return UNDEFINED if ours is None else number(ours, metric)
+
+        accuracy = lines[*place, "accuracy"]
+        n = len(outcome.runs[place])
+        state = str(n) if n else accuracy.judgement
+        seconds = plain_number(accuracy.cpu_seconds)
+        moved = [(cell(f"{name} before"), cell(f"{name} after")) for name in searched]
+        searches = [UNDEFINED if UNDEFINED in both else " → ".join(both) for both in moved]
+        rows.append([*place, *(cell(metric) for metric in SHOWN), *searches, state, seconds])
+    return markdown_table(["", "", *SHOWN, *searched, "n", "CPU s a run"], rows, right=2)
