@@ -14,6 +14,8 @@ from rehearse.errors import CheckpointError, InvalidInput
 from rehearse.experiment import Progress, Settings, execute
 from rehearse.methods import resolve
 from rehearse.nets import NETWORKS
+from rehearse.paper.outcome import Results, outcome, to_run
+from rehearse.paper.target import Entry, Target
 from rehearse.spec import Spec
 
 
@@ -84,6 +86,24 @@ def test_interrupted_anywhere_the_treatments_are_the_same(digits: None, tmp_path
     resumed = execute(spec, tmp_path, Settings(checkpoint_steps=2))
     for part in ("metrics", "matrices", "treatments", "key"):
         assert resumed[part] == whole[part]
+
+
+def test_a_target_reads_its_treatments_from_the_one_run(digits: None) -> None:
+    settings = {"network": "normed", "samples_per_task": 60, "memory": 5}
+    columns = {"published": None, "clean": "clean", "recalibrated": "recalibrated"}
+    entries = [
+        Entry("ER-MIR", column, "er-mir", "split-mnist-5k", settings, treatment=treatment)
+        for column, treatment in columns.items()
+    ]
+    target = Target("t", "t", tuple(entries), 1, column_pairs=(("recalibrated", "published"),))
+    (spec,) = to_run(target, Results([]))
+    result = execute(spec)
+    found = outcome(target, Results([result]))
+    accuracies = {line.entry.column: line.ours and line.ours.mean for line in found.lines if line.metric == "accuracy"}
+    told = {name: part["metrics"]["accuracy"] for name, part in result["treatments"].items()}
+    assert accuracies == {"published": result["metrics"]["accuracy"], **told}
+    difference = found.differences[0].ours.mean
+    assert difference == told["recalibrated"] - result["metrics"]["accuracy"]
 
 
 def test_without_batch_norm_and_under_the_others_there_are_no_treatments(digits: None) -> None:
