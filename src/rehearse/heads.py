@@ -88,6 +88,16 @@ def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
     head.out_features = classes
 
 
+def fit(model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], least: int) -> None:
+    """A head that had grown when the weights were saved grows here too, never below ``least`` outputs (0: no head)."""
+    if not least:
+        return
+    name, head = find_head(model)
+    saved = weights.get(f"{name}.weight" if name else "weight")
+    if saved is not None and saved.ndim == 2 and least <= len(saved) != head.out_features:
+        resize(model, optimizer, len(saved))
+
+
 def _resized_state(
     state: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any], before: int, classes: int
 ) -> dict[str, Any]:

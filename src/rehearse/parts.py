@@ -94,3 +94,9 @@ def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> St
 
 def _is_plain_linear(module: nn.Module) -> bool:
     return type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters
+
+
+def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that torch leaves out of a state, but that a pass may move."""
+    saved = model.state_dict()
+    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}

@@ -31,7 +31,7 @@ from rehearse.gradients import (
     sgd_step,
 )
 from rehearse.learners import Replay
-from rehearse.learners.base import step_along
+from rehearse.learners.step import step_along
 from rehearse.lookahead import Lookahead
 from rehearse.memory import ReservoirMemory
 from rehearse.nets import MLP, ReducedResNet18

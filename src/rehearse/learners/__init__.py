@@ -1,7 +1,7 @@
 """The methods, one file each."""
 
 from .agem import AGEM
-from .base import Learner, Step
+from .base import Learner
 from .finetune import Finetune
 from .gem import GEM
 from .generative import GenerativeReplay
@@ -11,6 +11,7 @@ from .hybrid import AutoencoderReplay
 from .hybrid_search import CodeSearch
 from .icarl import ICaRL
 from .replay import Replay
+from .step import Step
 
 __all__ = [
     "AGEM",

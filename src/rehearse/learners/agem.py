@@ -11,9 +11,10 @@ from torch import nn
 from ..batch import Tree
 from ..gradients import Gradient, add_gradients
 from ..memory import TaskRingMemory
-from .base import Learner, Step, mean_loss
+from .base import Learner
 from .checks import check_budget, check_positive, needs_two_rows
 from .gem import check_rings
+from .step import Step, mean_loss
 
 
 class AGEM(Learner):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final, NamedTuple
+from dataclasses import replace
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_concatenate, tree_leaves, tree_map
+from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_leaves, tree_map
 from ..chain import ChainPass
 from ..compute import (
     RandomState,
@@ -29,47 +27,22 @@ from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import (
     Gradient,
     chain_gradient,
-    gradient_norm,
     gradient_of,
-    is_plain_sgd,
     linear_uses,
     only_pass,
-    sgd_step,
 )
-from ..gradients import loss_gradient as loss_gradient
-from ..heads import find_head, grow, outputs, resize
+from ..heads import fit, grow, outputs
 from ..lookahead import Lookahead, call_arguments
 from ..losses import CrossEntropy, Kind, as_loss, in_full
 from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
-from ..parts import Parts, Stepped, parts_of, stepped_parameters
+from ..parts import Parts, parts_of, unsaved_buffers
 from .checks import check_optimizer_fits, check_parts
-from .diagnose import Diagnosis, diagnose
+from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
+from .step import Passed, Step, mean_loss, refuse_overflown, step_along
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one `observe` did, as of its last update.
-
-    The mean loss of the incoming rows and of the recalled ones, before the step; the recalled batch with its slots,
-    or None when nothing was replayed; and its interference scores, highest first, or None when nothing was scored.
-    """
-
-    incoming_loss: float
-    recalled_loss: float | None = None
-    recalled: Batch | None = None
-    interference: Tensor | None = None
-
-
-class Passed(NamedTuple):
-    """A batch that went through the model: its mean loss, the gradient of that, and the scores."""
-
-    loss: float
-    gradient: Gradient
-    scores: Tensor
 
 
 class Learner(ABC):
@@ -214,15 +187,7 @@ class Learner(ABC):
 
     def _foresight(self, incoming: Batch) -> Lookahead:
         """What foresees a step of this learner on that batch, for `diagnose`."""
-        return Lookahead(
-            self.model,
-            self.optimizer,
-            self.loss,
-            virtual_step="optimizer",
-            prepare=self.prepare,
-            computation=self.computation,
-            clip=self.clip,
-        )
+        return optimizer_foresight(self)
 
     @property
     def forward_passes(self) -> float:
@@ -239,7 +204,7 @@ class Learner(ABC):
         return {
             "learner": type(self).__name__,
             "model": copy.deepcopy(dict(self.model.state_dict())),
-            "buffers": {name: buffer.clone() for name, buffer in self._unsaved_buffers().items()},
+            "buffers": {name: buffer.clone() for name, buffer in unsaved_buffers(self.model).items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "random": dict(self.random.get()),
             "task": self.task,
@@ -266,20 +231,15 @@ class Learner(ABC):
             self._load(before)
             raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
-    def _unsaved_buffers(self) -> dict[str, Tensor]:
-        """Buffers that torch leaves out of a state, but that a pass may move."""
-        saved = self.model.state_dict()
-        return {name: buffer for name, buffer in self.model.named_buffers() if name not in saved}
-
     def confirm(self, state: dict[str, Any]) -> None:
         """The state is safely on a disk: nothing is needed any more to go back further than that (`rehearse.save`)."""
         if self.memory is not None and "memory" in state["own"]:
             self.memory.confirm(state["own"]["memory"])
 
     def _load(self, state: dict[str, Any]) -> None:
-        self._fit_head(state["model"])
+        fit(self.model, self.optimizer, state["model"], self._least_outputs)
         self.model.load_state_dict(state["model"])
-        unsaved = self._unsaved_buffers()
+        unsaved = unsaved_buffers(self.model)
         if state["buffers"].keys() != unsaved.keys():
             raise CheckpointError("the model's buffers are others than those that were saved")
         for name, buffer in unsaved.items():
@@ -291,15 +251,6 @@ class Learner(ABC):
         self.rows_observed, self._rows_passed = state["rows_observed"], state["rows_passed"]
         self.moves = state["moves"]
         self._load_own_state(state["own"])
-
-    def _fit_head(self, weights: dict[str, Tensor]) -> None:
-        """A head that had grown when it was saved grows here too; never below what the learner was built with."""
-        if not self._least_outputs:
-            return
-        name, head = find_head(self.model)
-        saved = weights.get(f"{name}.weight" if name else "weight")
-        if saved is not None and saved.ndim == 2 and self._least_outputs <= len(saved) != head.out_features:
-            resize(self.model, self.optimizer, len(saved))
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
@@ -429,7 +380,7 @@ class Learner(ABC):
 
     def _apply(self, gradient: Gradient) -> None:
         parts = self._parts()
-        _refuse_overflown(parts.modules)
+        refuse_overflown(parts.modules)
         step_along(gradient, self.model, self.optimizer, self.clip, parts.stepped)
         self.moves += 1
 
@@ -442,62 +393,3 @@ class Learner(ABC):
                 return in_full(self._forward(x, kept or None))
         finally:
             self._rows_passed = passed
-
-
-def _refuse_overflown(modules: Iterable[nn.Module]) -> None:
-    """Batch-norm can normalise inputs whose variance is beyond what its running statistics can hold."""
-    batchnorms = (module for module in modules if isinstance(module, _BatchNorm))
-    statistics = [module.running_var for module in batchnorms if module.running_var is not None]
-    if statistics and not bool(torch.stack(torch._foreach_norm(statistics, torch.inf)).isfinite().all()):
-        raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
-
-
-def mean_loss(losses: Tensor) -> Tensor:
-    """The mean over rows, or a refusal if it is no number."""
-    loss = losses.mean()
-    if not math.isfinite(loss.item()):
-        raise InvalidInput(f"the loss is {loss.item()} for finite input; the model or the learning rate is off")
-    return loss
-
-
-def step_along(
-    gradient: Gradient,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    clip: float | None = None,
-    stepped: Stepped | None = None,
-) -> None:
-    """One step of the optimiser along this gradient, refused before anything moves if it is not finite.
-
-    Whatever stood in ``.grad`` is there again afterwards, and has no part in the step.
-    """
-    stepped = stepped or stepped_parameters(model, optimizer)
-    direct = clip is None and is_plain_sgd(optimizer)
-    norm = gradient_norm(gradient, factored=direct)
-    if not math.isfinite(norm):
-        raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
-    if direct:
-        sgd_step(gradient, stepped)
-        return
-    if clip is not None:
-        scale = min(1.0, clip / (norm + 1e-12))
-        gradient = {name: value * scale for name, value in gradient.items()}
-    stood = [(parameter, parameter.grad) for group in optimizer.param_groups for parameter in group["params"]]
-    try:
-        for parameter, _ in stood:
-            parameter.grad = None
-        for name, (parameter, _) in stepped.items():
-            parameter.grad = gradient.get(name)
-        optimizer.step()
-    finally:
-        for parameter, before in stood:
-            parameter.grad = before
-
-
-def join(first: Batch, second: Batch) -> Batch:
-    """Two batches as one, the inputs and targets alone."""
-    return Batch(tree_concatenate([first.x, second.x]), torch.cat([first.y, second.y]))
-
-
-def without_task(batch: Batch) -> Batch:
-    return replace(batch, task=None)

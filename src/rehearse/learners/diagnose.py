@@ -78,6 +78,19 @@ def diagnose(learner: Learner, x: Tree, y: Any, task: Any = None, limit: int | N
     )
 
 
+def optimizer_foresight(learner: Learner) -> Lookahead:
+    """What foresees the step of the learner's optimiser, clipped as it clips."""
+    return Lookahead(
+        learner.model,
+        learner.optimizer,
+        learner.loss,
+        virtual_step="optimizer",
+        prepare=learner.prepare,
+        computation=learner.computation,
+        clip=learner.clip,
+    )
+
+
 @contextlib.contextmanager
 def _unnoticed(learner: Learner, batch: Batch) -> Iterator[Lookahead]:
     """The learner's look-ahead; what it notes, and how much the learner says it costs, is afterwards what it was."""

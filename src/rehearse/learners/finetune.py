@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from ..batch import Tree
-from .base import Learner, Step
+from .base import Learner
 from .checks import check_positive
+from .step import Step
 
 
 class Finetune(Learner):

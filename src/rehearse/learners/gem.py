@@ -13,8 +13,9 @@ from ..errors import InvalidType
 from ..gradients import Gradient
 from ..memory import TaskRingMemory
 from ..parts import stepped_parameters
-from .base import Learner, Step, mean_loss
+from .base import Learner
 from .checks import check_not_negative, check_positive, needs_two_rows
+from .step import Step, mean_loss
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10

@@ -14,22 +14,16 @@ from torch import Tensor, nn
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, training_mode
 from ..errors import InvalidInput, InvalidType, RehearseError
+from ..gradients import Gradient, loss_gradient
 from ..latent import Elbo, Generator
-from ..lookahead import Gradient
 from ..losses import in_full
-from .base import (
-    PREDICTION_ROWS,
-    Learner,
-    Step,
-    loss_gradient,
-    mean_loss,
-    step_along,
-)
+from .base import PREDICTION_ROWS, Learner
 from .checks import check_not_negative, check_optimizer_fits, check_parts, check_positive
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, restored
 from .generative_retrieval import LatentRetrieval
 from .same_rows import SameRows, can_stay
+from .step import Step, mean_loss, step_along
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
 

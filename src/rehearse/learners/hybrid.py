@@ -19,7 +19,7 @@ from ..latent import Autoencoder
 from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
-from .base import PREDICTION_ROWS, Learner, Step, mean_loss
+from .base import PREDICTION_ROWS, Learner
 from .checks import check_parts, check_positive, is_number
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier, restored
@@ -27,6 +27,7 @@ from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import CALIBRATION_ROWS, Form, brought_up_to_date, renewed, sizes
 from .hybrid_search import CodeSearch, distinct_neighbours
 from .hybrid_training import AutoencoderTraining
+from .step import Step, mean_loss
 
 Refresh = Literal["epoch", "task"]
 

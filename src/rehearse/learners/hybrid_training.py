@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from ..compute import Computation, numpy_generator, training_mode
 from ..errors import InvalidInput, RehearseError
+from ..gradients import loss_gradient
 from ..losses import in_full
-from .base import loss_gradient, mean_loss, step_along
 from .checks import check_optimizer_fits
 from .hybrid_codec import check_rebuilt
+from .step import mean_loss, step_along
 
 
 class AutoencoderTraining:

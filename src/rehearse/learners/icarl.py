@@ -19,9 +19,10 @@ from ..losses import as_loss, class_targets, in_full
 from ..memory import ExemplarMemory
 from ..memory.forgetting import matching
 from ..memory.ids import ID, as_ids, no_ids
-from .base import PREDICTION_ROWS, Learner, Step, join, mean_loss
+from .base import PREDICTION_ROWS, Learner
 from .checks import check_positive
 from .herding import class_means, herding
+from .step import Step, join, mean_loss
 
 Keep = Literal["memory", "task"]
 

@@ -19,9 +19,10 @@ from ..lookahead import Lookahead
 from ..losses import to_remember
 from ..memory import Memory
 from ..retrieval import MostInterfered, Recall, Retrieval
-from .base import Learner, Step, join, mean_loss, without_task
+from .base import Learner
 from .checks import check_budget, check_not_negative, check_positive, needs_two_rows
 from .statistics import KeptStatistics, recalibrated_statistics
+from .step import Step, join, mean_loss, without_task
 
 BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import InvalidInput
 from ..gradients import FactoredGradient, Factors, Gradient
 from ..parts import stepped_parameters
-from .base import step_along
+from .step import step_along
 
 
 class _Affine(Protocol):

@@ -267,26 +267,14 @@ class Memory(ABC):
 
     def summary(self) -> dict[str, Any]:
         """What is held: rows by class, by task and by age (rows seen since they arrived), and how many bytes."""
+        held = {"rows": len(self), "capacity": self.capacity, "seen": self.seen, "bytes": self.nbytes}
         if not len(self):
-            return {
-                "rows": 0,
-                "capacity": self.capacity,
-                "seen": self.seen,
-                "bytes": 0,
-                "classes": {},
-                "tasks": {},
-            }
-        slots = torch.from_numpy(self._index.occupied())
-        columns = self._rows.columns
-        ages = (self.seen - 1 - columns[ARRIVED][slots]).double()
-        y = columns[TARGET][slots]
-        countable = y.ndim == 1 and not y.is_floating_point()
+            return {**held, "classes": {}, "tasks": {}}
+        slots, columns = torch.from_numpy(self._index.occupied()), self._rows.columns
+        y, ages = columns[TARGET][slots], (self.seen - 1 - columns[ARRIVED][slots]).double()
         return {
-            "rows": len(self),
-            "capacity": self.capacity,
-            "seen": self.seen,
-            "bytes": self.nbytes,
-            "classes": _tally(y) if countable else {},
+            **held,
+            "classes": _tally(y) if y.ndim == 1 and not y.is_floating_point() else {},
             "tasks": _tally(columns[TASK][slots]),
             "age": {"least": ages.min().item(), "median": ages.median().item(), "most": ages.max().item()},
         }
