@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from rehearse.errors import MissingExtra
 from rehearse.paper.outcome import Outcome, Results, outcome
 from rehearse.paper.targets import TARGETS
-from rehearse.report.figures import seen_so_far, write_figure
+from rehearse.report.figures import by_codes, seen_so_far, write_figure
 
 
 def figure4() -> Outcome:
@@ -45,6 +45,28 @@ def test_figures_are_written_as_png_and_svg_and_only_where_there_is_something(tm
     assert paths[1].read_bytes() == before
     assert write_figure(outcome(TARGETS["figure4"], Results([])), tmp_path) == []
     assert write_figure(outcome(TARGETS["table1"], Results([])), tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
+def test_figures_of_the_hybrid_have_accuracy_and_forgetting_by_the_number_of_codes(name: str, tmp_path: Path) -> None:
+    target = TARGETS[name]
+    assert [entry.missing for entry in target.entries] == [None] * len(target.entries)
+    results = [
+        made_result(entry.spec(seed), 0.3 + number / 100 + seed / 50, 0.2 - number / 100)
+        for number, entry in enumerate(target.entries)
+        for seed in range(2)
+    ]
+    found = outcome(target, Results(results))
+    figure = Figure()
+    by_codes(found, figure)
+    accuracy, forgetting = figure.axes
+    rows = list(dict.fromkeys(entry.row for entry in target.entries))
+    for axes, wanted in ((accuracy, lambda n: 31 + n), (forgetting, lambda n: 20 - n)):
+        for place, container in enumerate(axes.containers):
+            assert container.get_label() == rows[place]
+            heights = [wanted(number) for number, entry in enumerate(target.entries) if entry.row == rows[place]]
+            assert np.allclose(container.lines[0].get_ydata(), heights)
+    assert [path.name for path in write_figure(found, tmp_path)] == [f"{name}.png", f"{name}.svg"]
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

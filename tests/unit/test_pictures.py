@@ -26,6 +26,13 @@ pytest.importorskip("jinja2")
                 + [f"task-0{task}-retrieved" for task in (2, 3, 4, 5)]
             ),
         ),
+        (
+            "ae",
+            sorted(
+                [f"task-0{task}-reconstructed" for task in (1, 2, 3, 4, 5)]
+                + [f"task-0{task}-recalled" for task in (2, 3, 4, 5)]
+            ),
+        ),
         ("finetune", []),
     ],
 )

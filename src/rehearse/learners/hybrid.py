@@ -24,8 +24,8 @@ from .checks import check_parts, check_positive, is_number
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier, restored
 from .hybrid_codec import Codec, CodeType, Statistics
-from .hybrid_codes import CALIBRATION_ROWS, Form, brought_up_to_date, renewed, sizes
-from .hybrid_search import CodeSearch, distinct_neighbours
+from .hybrid_codes import BLOCK, CALIBRATION_ROWS, Form, brought_up_to_date, renewed, sizes
+from .hybrid_search import CodeSearch
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
 
@@ -218,19 +218,13 @@ class AutoencoderReplay(Learner):
             before = View(previous, _buffers(previous))
             after = View(model, foreseen | _buffers(model))
             try:
-                found = self.search(self.codec.floats(codes), self.codec.decode, before, after)
+                stored = self.search.recall(self.memory, self.codec, codes, before, after, excluded, count)
             except RehearseError:
                 raise
             except (RuntimeError, ValueError) as problem:
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
-        self._rows_passed += before.rows + after.rows + before.rows  # the decoder passes what each classifier does
-        if found is None:
-            return self.memory.sample(count, exclude_task=excluded)
-        if self.search.candidates is None:
-            candidates = self.memory.all(exclude_task=excluded)
-        else:
-            candidates = self.memory.sample(max(self.search.candidates, count), exclude_task=excluded, ordered=True)
-        return candidates.take(distinct_neighbours(found, self.codec.floats(candidates.x), count))
+        self._rows_passed += 2 * before.rows + after.rows  # the decoder passes what each classifier does
+        return stored
 
     def _virtual(self, x: Tensor, rebuilt: Tensor) -> Tensor:
         return rebuilt if self.autoencode_virtual else x
@@ -267,8 +261,11 @@ class AutoencoderReplay(Learner):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
                 order = torch.from_numpy(self.training.order(len(x), epoch, task))
+                read = self._read_ahead(slots, len(x))
+            if number == 0 and read is not None:
+                self._rows_passed += len(read)
             with self.random:
-                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots)
+                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
             if number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps):
                 self._refresh(self._prepared(x[order[:CALIBRATION_ROWS]]))
             self._begun, self._input = (task, step + 1), Form.of(x)
@@ -276,13 +273,23 @@ class AutoencoderReplay(Learner):
             if on_step is not None:
                 on_step(step + 1, steps)
 
-    def _train_autoencoder(self, x: Tensor, slots: Tensor) -> None:
+    def _train_autoencoder(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
         """One step on these rows and on what is read from the codes at some of these slots."""
         if len(slots):
-            rehearsed = self.memory.get(self.training.draw(slots, self.autoencoder_budget)).x
-            x = torch.cat([x, self._read(rehearsed)])
+            chosen = self.training.draw(len(slots), self.autoencoder_budget)
+            rehearsed = self._read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
+            x = torch.cat([x, rehearsed])
         self.training.step(x)
         self._rows_passed += 2 * len(x)
+
+    def _read_ahead(self, slots: Tensor, rows: int) -> Tensor | None:
+        """What the codes at these slots stand for, read once for an epoch in which most are rehearsed several times.
+
+        For no more codes than the task has rows, which are all there anyway; the others are read as they are drawn.
+        """
+        if not 0 < len(slots) <= rows or self.codec.statistics == "batch":
+            return None
+        return torch.cat([self.codec.read(self.memory.get(some).x) for some in torch.split(slots, BLOCK)])
 
     def _refresh(self, sample: Tensor) -> None:
         self.codec = brought_up_to_date(self.codec, self.memory, self.autoencoder, sample)

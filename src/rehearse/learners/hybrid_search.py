@@ -10,10 +10,13 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..batch import Batch
 from ..errors import InvalidInput
 from ..latent import LatentSearch
+from ..memory import Memory
 from .checks import check_positive
 from .generative_objectives import View, divergence, entropy
+from .hybrid_codec import Codec
 
 MEASURED_EVERY: Final = 10  # searches; to measure one takes two more passes
 MEASURES: Final = ("objective", "interference", "entropy", "foreseen_entropy")
@@ -48,7 +51,29 @@ class CodeSearch:
         self.measured = 0
         self.sums = [0.0] * (2 * len(MEASURES))
 
-    def __call__(self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, foreseen: View) -> Any:
+    def recall(
+        self,
+        memory: Memory,
+        codec: Codec,
+        codes: Tensor,
+        previous: View,
+        foreseen: View,
+        exclude_task: Tensor | int | None,
+        count: int,
+    ) -> Batch:
+        """``count`` stored codes, those nearest to where the search leads from these; random ones if that fails."""
+        found = self(codec.floats(codes), codec.decode, previous, foreseen)
+        if found is None:
+            return memory.sample(count, exclude_task)
+        if self.candidates is None:
+            candidates = memory.all(exclude_task)
+        else:
+            candidates = memory.sample(max(self.candidates, count), exclude_task, ordered=True)
+        return candidates.take(distinct_neighbours(found, codec.floats(candidates.x), count))
+
+    def __call__(
+        self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, foreseen: View
+    ) -> Tensor | None:
         """Where the search leads from these codes, or None where that is not finite."""
         first: list[Tensor] = []
 

@@ -43,11 +43,10 @@ class AutoencoderTraining:
         """In which order a task's rows come in an epoch."""
         return numpy_generator(self.seed, f"autoencoder, task {task}, epoch {epoch}").permutation(rows)
 
-    def draw(self, slots: Tensor, count: int) -> Tensor:
-        """Which of these slots are rehearsed in the coming step; all where there are fewer."""
+    def draw(self, rows: int, count: int) -> Tensor:
+        """Which of so many codes are rehearsed in the coming step; all where there are fewer."""
         generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
-        chosen = generator.choice(len(slots), min(count, len(slots)), replace=False)
-        return slots[torch.from_numpy(chosen)]
+        return torch.from_numpy(generator.choice(rows, min(count, rows), replace=False))
 
     def step(self, x: Tensor) -> float:
         """One step on these inputs; gives the loss before it. Refused, it leaves everything as it was."""

@@ -1,0 +1,163 @@
+"""How fast the hybrid is: the autoencoder's step and the classifier's apart, against the paper's program.
+
+    python benchmarks/hybrid.py [--repeats 5]
+
+At the published settings of Split CIFAR-10 with 1,000 codes, on one thread, on random images; ours and the literal
+version (literal_hybrid.py) take turns, and a ratio is one of the same turn. The literal program trains the autoencoder
+in four epochs and once more while the classifier learns; ours in five, before. A run is reckoned from the steps: 975
+batches a task, the first of five tasks without memories.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from literal_hybrid import LiteralHybrid
+from rehearse import Batch
+from rehearse.compute import prepare_symmetric
+from rehearse.experiment import with_precision
+from rehearse.learners import AutoencoderReplay
+from rehearse.methods import Problem, build, prepare_for, resolve
+from rehearse.nets import ConvAutoencoder, ReducedResNet18, make_network
+
+SHAPE, CLASSES, ROWS, CODES = (3, 32, 32), 10, 10, 1000
+TASKS, BATCHES, EPOCHS = 5, 975, 5
+Turn = Callable[[], None]
+
+
+def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(0, 256, (rows, *SHAPE), dtype=torch.uint8, generator=generator)
+    return x, torch.randint(0, CLASSES, (rows,), generator=generator)
+
+
+class Ours:
+    """The learner of the package in its first task, or with a full memory of it; and what its steps are."""
+
+    def __init__(self, method: str, full: bool) -> None:
+        options = {"capacity": CODES, "options": {"autoencoder_epochs": 1}}
+        spec = with_precision(resolve(method, "split-cifar10", options))
+        problem = Problem(
+            CLASSES,
+            TASKS,
+            SHAPE,
+            prepare_for("symmetric"),
+            lambda: make_network(spec.network, classes=CLASSES, input_shape=SHAPE),
+        )
+        learner = build(spec, problem)
+        assert isinstance(learner, AutoencoderReplay)
+        self.learner, self.task = learner, 1 if full else 0
+        x, y = images(CODES, 0)
+        learner.begin_task(Batch(x[:ROWS], y[:ROWS], 0), 0)
+        learner.observe(x[:ROWS], y[:ROWS], 0)
+        if full:
+            learner.remember([(x, y, 0)])
+            learner.end_task()
+            learner.begin_task(Batch(x[:ROWS], y[:ROWS], 1), 1)
+        self.slots = learner.memory.slots(exclude_task=self.task)
+        self.read = learner._read_ahead(self.slots, CODES)
+
+    def autoencoder_step(self, x: Tensor) -> None:
+        self.learner._train_autoencoder(self.learner._prepared(x), self.slots, self.read)
+
+    def classifier_step(self, x: Tensor, y: Tensor) -> None:
+        self.learner.observe(x, y, self.task)
+
+
+def literal(search: bool) -> LiteralHybrid:
+    torch.manual_seed(0)
+    model, autoencoder = ReducedResNet18(CLASSES), ConvAutoencoder(SHAPE)
+    with torch.no_grad():
+        codes = autoencoder.encode(torch.rand(CODES, *SHAPE) * 2 - 1)
+    return LiteralHybrid(model, autoencoder, codes, images(CODES, 1)[1], torch.zeros(CODES, dtype=torch.long), search)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """CPU seconds of a step, by turn: with memories, and without (the first task)."""
+
+    later: list[float]
+    first: list[float]
+
+    def of_run(self, steps: int, turn: int) -> float:
+        """So many steps a task."""
+        return steps * ((TASKS - 1) * self.later[turn] + self.first[turn])
+
+
+def measured(turns: dict[str, Turn], repeats: int, steps: int) -> dict[str, list[float]]:
+    """Every one takes its turn in every repeat, so that what disturbs the machine disturbs them alike."""
+    values: dict[str, list[float]] = {name: [] for name in turns}
+    for repeat in range(-1, repeats):
+        for name, turn in turns.items():
+            started = time.thread_time()
+            for _ in range(steps):
+                turn()
+            if repeat >= 0:  # the first warms up
+                values[name].append((time.thread_time() - started) / steps)
+    return values
+
+
+def compare(method: str, repeats: int, steps: int) -> None:
+    theirs = literal(search=method == "ae-mir")
+    x, y = images(ROWS, 2)
+    real = prepare_symmetric(x)
+    turns: dict[str, Turn] = {}
+    for when, task in (("later", 1), ("first", 0)):
+        ours = Ours(method, full=when == "later")
+        turns[f"ours autoencoder {when}"] = lambda ours=ours: ours.autoencoder_step(x)
+        turns[f"literal autoencoder {when}"] = lambda task=task: theirs.training_epoch_step(real, y, task)
+        turns[f"ours classifier {when}"] = lambda ours=ours: ours.classifier_step(x, y)
+        turns[f"literal classifier {when}"] = lambda task=task: theirs.last_epoch_step(real, y, task)
+    times = measured(turns, repeats, steps)
+    seconds = {
+        (who, what): Seconds(times[f"{who} {what} later"], times[f"{who} {what} first"])
+        for who in ("ours", "literal")
+        for what in ("autoencoder", "classifier")
+    }
+    runs = {"ours": [], "literal": []}
+    for turn in range(repeats):
+        # the literal fifth epoch has the autoencoder's step inside its classifier's
+        for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1)):
+            autoencoder = seconds[who, "autoencoder"].of_run(epochs * BATCHES, turn)
+            runs[who].append(autoencoder + seconds[who, "classifier"].of_run(BATCHES, turn))
+    for what in ("autoencoder", "classifier"):
+        mine, other = seconds["ours", what].later, seconds["literal", what].later
+        print(
+            f"| {method} | {what}, a step | {_middle(mine):.1f} ms | {_middle(other):.1f} ms | {_ratio(other, mine)} |"
+        )
+    print(
+        f"| {method} | a run | {_middle(runs['ours']) / 1e3:.0f} s | {_middle(runs['literal']) / 1e3:.0f} s "
+        f"| {_ratio(runs['literal'], runs['ours'])} |"
+    )
+
+
+def _middle(seconds: list[float]) -> float:
+    """The median in milliseconds."""
+    return statistics.median(seconds) * 1e3
+
+
+def _ratio(above: list[float], below: list[float]) -> str:
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} – {max(ratios):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2, help="of each kind in a turn")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    print("| method | | ours | literal | times fewer CPU seconds |\n|---|---|---|---|---|")
+    for method in ("ae", "ae-mir"):
+        compare(method, chosen.repeats, chosen.steps)
+
+
+if __name__ == "__main__":
+    main()
