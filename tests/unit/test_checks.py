@@ -35,7 +35,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "draws": lambda **options: Draws(**{"retrieval": Uniform(), **options}),
     "memory": lambda **options: ReservoirMemory(9, **options),
 }
-NUMBERS: list[Any] = ["1", [], {}, object(), True, -1, float("nan")]
+NUMBERS: list[Any] = ["1", [], {}, 1j, True, -1, float("nan")]
 OPTIONS = [
     *(("replay", name) for name in ("budget", "updates", "replay_weight", "clip")),
     *((learner, name) for learner in ("finetune", "gem", "agem", "icarl") for name in ("updates", "clip")),
