@@ -88,18 +88,23 @@ def can_pass(links: Sequence[Link], arguments: tuple[object, ...]) -> bool:
 
 
 class ChainPass:
-    """One forward pass, and what its gradient needs: the inputs of every link. ``scores`` is where autograd starts;
-    ``first`` is what the first layer gave, before its ReLU."""
+    """One forward pass, and what its gradient needs: the inputs of every link. ``scores`` is where autograd starts."""
 
-    def __init__(self, links: Sequence[Link], inputs: list[Tensor], first: Tensor, scores: Tensor) -> None:
-        self.links, self.inputs, self.first = links, inputs, first
+    def __init__(self, links: Sequence[Link], inputs: list[Tensor], scores: Tensor) -> None:
+        self.links, self.inputs = links, inputs
         self.scores = scores.requires_grad_()
+        self._under = [(link.linear.weight, link.linear.weight._version) for link in links]
+
+    @property
+    def current(self) -> bool:
+        """Whether the weights are still those that the pass was made under."""
+        now = zip(self._under, self.links, strict=True)
+        return all(weight is link.linear.weight and weight._version == version for (weight, version), link in now)
 
     def rows(self, picked: Tensor) -> ChainPass:
         """The pass of some of its rows: they do not depend on each other."""
         with torch.no_grad():
-            inputs = [pick(each, picked) for each in self.inputs]
-            return ChainPass(self.links, inputs, pick(self.first, picked), pick(self.scores, picked))
+            return ChainPass(self.links, [pick(each, picked) for each in self.inputs], pick(self.scores, picked))
 
     def deltas(self, of_scores: Tensor) -> list[Tensor]:
         """Δ of every link, from the gradient of the scores."""
@@ -121,14 +126,9 @@ def pass_chain(links: Sequence[Link], x: Tensor) -> ChainPass:
     """Pass rows through a chain; only for inputs that `can_pass`."""
     x = x.flatten(1)
     inputs: list[Tensor] = []
-    first: Tensor | None = None
     for link in links:
         inputs.append(x)
         x = F.linear(x, link.linear.weight, link.linear.bias)
-        if first is None:
-            first = x
-            x = x.relu() if link.relu else x.clone()  # not in place: it is kept
-        elif link.relu:
+        if link.relu:
             x = x.relu_()
-    assert first is not None
-    return ChainPass(links, inputs, first, x)
+    return ChainPass(links, inputs, x)

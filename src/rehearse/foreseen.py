@@ -2,46 +2,20 @@
 
     x (W − α ΔᵀX)ᵀ = x Wᵀ − α (x Xᵀ) Δ
 
-The stepped weight is never written. Used for two passes of the same rows, the first under θ, the second (after `step`)
-under the stepped parameters: where the first layer sees the same input in both, its second output is a correction of
-the first.
+The stepped weight is never written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .chain import ChainPass, Link, can_pass, pass_chain
+from .chain import ChainPass, Link
 from .gradients import FactoredGradient, Factors, Gradient, ReplacedForwards, rate
-from .parts import Parts
-
-
-class AfterStep(Protocol):
-    """Parameters (``weights``, by name) whose step is foreseen here and need not be made; and the pass ``before`` it,
-    where training would make the same."""
-
-    weights: set[str]
-    before: ChainPass | None
-
-    def installed(self) -> ReplacedForwards: ...
-
-    def step(self, stepped: bool = True) -> None: ...
-
-    @property
-    def complete(self) -> bool: ...
-
-
-def after_step(parts: Parts, gradient: Gradient) -> AfterStep:
-    """What can be foreseen of this gradient without writing the stepped weights."""
-    factors = gradient.factors if isinstance(gradient, FactoredGradient) else {}
-    if factors and parts.chain is not None:
-        return ForeseenChain(parts, gradient)
-    return Foreseen(parts, factors)
+from .parts import Parts, Stepped
 
 
 class Foreseen:
@@ -55,7 +29,6 @@ class Foreseen:
         names = {id(parts.stepped[name][0]): name for name in factors if name in parts.stepped}
         layers = {linear: names[id(linear.weight)] for linear in parts.linears if id(linear.weight) in names}
         self.weights = set(layers.values())
-        self.before: ChainPass | None = None
         self._layers = {linear: (factors[name], rate(parts.stepped[name][1])) for linear, name in layers.items()}
         self._stepped = False
         self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
@@ -101,63 +74,37 @@ class Foreseen:
         return output.clone() if bias is None else output + (linear.bias - bias)
 
 
-class ForeseenChain:
-    """A whole chain of linear layers as it would be after a step."""
+def pass_before_and_after(
+    links: Sequence[Link], gradient: FactoredGradient, stepped: Stepped, x: Tensor
+) -> tuple[ChainPass, Tensor]:
+    """The pass of a chain under θ, and the scores after the step: both sets of rows in one product a layer.
 
-    def __init__(self, parts: Parts, gradient: Gradient) -> None:
-        assert parts.chain is not None
-        self._links, self._model = parts.chain, parts.modules[0]
-        self._gradient, self._parts = gradient, parts
-        names = (name for link in parts.chain for name in (link.weight, link.bias))
-        self.weights = {name for name in names if name in gradient and name in parts.stepped}
-        self._stepped = self.complete = False
-        self.before: ChainPass | None = None  # the pass under θ
-        self._given: tuple[Tensor, int] | None = None
-
-    def installed(self) -> ReplacedForwards:
-        return ReplacedForwards({self._model: self._forward})
-
-    def step(self, stepped: bool = True) -> None:
-        self._stepped = stepped
-        self.complete = False
-
-    def _forward(self, *arguments: Any, **keywords: Any) -> Tensor:
-        if keywords or not can_pass(self._links, arguments):
-            plain: Tensor = type(self._model).forward(self._model, *arguments, **keywords)
-            return plain
-        self.complete = True
-        x: Tensor = arguments[0]
-        if not self._stepped:
-            self.before, self._given = pass_chain(self._links, x), (x, x._version)
-            return self.before.scores.detach()
-        known = self._first_of(x)
-        x = x.flatten(1)
-        for link in self._links:
-            x, known = self._after(link, x, known), None
-            if link.relu:
-                x = x.relu_()
-        return x
-
-    def _first_of(self, x: Tensor) -> Tensor | None:
-        """What the first layer gave before the step, if it sees the same rows again."""
-        if self.before is None or self._given is None:
-            return None
-        given, version = self._given
-        return self.before.first if given is x and version == x._version else None
-
-    def _after(self, link: Link, x: Tensor, before: Tensor | None) -> Tensor:
-        """What the layer gives after the step; ``before`` is what it gave of the same rows, where that is known."""
-        weight, bias = link.linear.weight, self._moved(link.bias, link.linear.bias)
-        factors = self._gradient.factors.get(link.weight) if isinstance(self._gradient, FactoredGradient) else None
+    Where a weight is known by its factors, both share x Wᵀ, and the second half is corrected; only for inputs that
+    `can_pass`.
+    """
+    n, x = len(x), x.flatten(1)
+    inputs: list[Tensor] = []
+    for link in links:
+        inputs.append(x[:n])
+        weight, bias = link.linear.weight, link.linear.bias
+        factors = gradient.factors.get(link.weight)
         if factors is None:
-            return F.linear(x, self._moved(link.weight, weight), bias)
-        if before is None:
-            outputs = F.linear(x, weight, bias)
+            moved = _moved(link.weight, weight, gradient, stepped), _moved(link.bias, bias, gradient, stepped)
+            x = torch.cat([F.linear(x[:n], weight, bias), F.linear(x[-n:], *moved)])
         else:
-            outputs = before.clone() if link.bias not in self.weights else before + (bias - link.linear.bias)
-        return outputs.addmm_(x @ factors.inputs.t(), factors.deltas, alpha=-rate(self._parts.stepped[link.weight][1]))
+            products = F.linear(x, weight, bias)
+            shared = products if len(products) > n else products.repeat(2, 1)  # at first both see the same rows
+            after = shared[n:]
+            if link.bias in gradient and link.bias in stepped:
+                after.sub_(gradient[link.bias], alpha=rate(stepped[link.bias][1]))
+            after.addmm_(x[-n:] @ factors.inputs.t(), factors.deltas, alpha=-rate(stepped[link.weight][1]))
+            x = shared
+        if link.relu:
+            x = x.relu_()
+    return ChainPass(links, inputs, x[:n].clone()), x[n:]
 
-    def _moved(self, name: str, parameter: Tensor) -> Tensor:
-        if name not in self.weights:
-            return parameter
-        return torch.add(parameter, self._gradient[name], alpha=-rate(self._parts.stepped[name][1]))
+
+def _moved(name: str, parameter: Tensor, gradient: Gradient, stepped: Stepped) -> Tensor:
+    if name not in gradient or name not in stepped:
+        return parameter
+    return torch.add(parameter, gradient[name], alpha=-rate(stepped[name][1]))

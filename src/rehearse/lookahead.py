@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .batch import Batch, Tree, pick, tree_leaves
-from .chain import ChainPass
+from .chain import ChainPass, can_pass
 from .compiled import compiled_or_none
 from .compute import Computation, is_fixed, prepare_for_model, random_state_kept, scoring_mode
 from .errors import InvalidInput
-from .foreseen import after_step
+from .foreseen import Foreseen, pass_before_and_after
+from .gradients import FactoredGradient, by_rate
 from .gradients import Gradient as Gradient
-from .gradients import by_rate
 from .heads import find_head, head_inputs
 from .losses import as_loss
 from .parts import Parts, Stepped, parts_of
@@ -89,9 +89,12 @@ class Lookahead:
     def losses(self, batch: Batch, gradient: Gradient) -> tuple[Tensor, Tensor]:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
         parts = self._parts()
-        linears = after_step(parts, gradient if self._plain else {})
-        foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
         batch, x = self._ready(batch, parts)
+        factored = gradient if self._plain and isinstance(gradient, FactoredGradient) else None
+        if factored is not None and parts.chain is not None and can_pass(parts.chain, call_arguments(x)[0]):
+            return self._losses_of_chain(batch, x, factored, parts)
+        linears = Foreseen(parts, factored.factors if factored is not None else {})
+        foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
         with self._scoring(parts), linears.installed():
             if self.layers == "head":
                 name, head = find_head(self.model)
@@ -109,8 +112,18 @@ class Lookahead:
                     linears.step(False)
                     after = self._scores(x, self.foresee(gradient), parts)
                 self.statistics = statistics
-                self._scored = None if linears.before is None else (batch, linears.before)
             return self.loss(before, batch, True), self.loss(after, batch, True)
+
+    def _losses_of_chain(
+        self, batch: Batch, x: Tensor, gradient: FactoredGradient, parts: Parts
+    ) -> tuple[Tensor, Tensor]:
+        """Both sets of parameters in one pass: a chain has no modes, buffers or noise to take care of."""
+        assert parts.chain is not None
+        with torch.no_grad():
+            before, after = pass_before_and_after(parts.chain, gradient, parts.stepped, x)
+            self.statistics, self._scored = {}, (batch, before)
+            self.rows_passed += 2 * len(batch)
+            return self.loss(before.scores.detach(), batch, True), self.loss(after, batch, True)
 
     @property
     def _plain(self) -> bool:
@@ -124,10 +137,11 @@ class Lookahead:
         Only a chain's: it has neither dropout nor batch statistics, so training would make the same.
         """
         scored, self._scored = self._scored, None
-        if scored is None or batch.slots is None or scored[0].slots is None or not is_fixed(self.prepare):
+        if scored is None or not scored[1].current or not is_fixed(self.prepare):
             return None
         among, passed = scored
-        assert among.slots is not None
+        if among.slots is None or batch.slots is None:
+            return None
         rows = torch.searchsorted(among.slots, batch.slots).clamp_(max=len(among) - 1)
         same = torch.equal(pick(among.slots, rows), batch.slots) and torch.equal(pick(among.x, rows), batch.x)
         return passed.rows(rows) if same else None  # rows may come from elsewhere, or have been changed on the way
