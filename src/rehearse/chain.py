@@ -23,10 +23,11 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 class Link(NamedTuple):
-    """A linear layer by its name in the model, and whether a ReLU follows."""
+    """A linear layer by its name in the model, whether its inputs are flattened first, and whether a ReLU follows."""
 
     name: str
     linear: nn.Linear
+    flattens: bool
     relu: bool
 
     @property
@@ -44,8 +45,11 @@ def chain_of(model: nn.Module) -> tuple[Link, ...] | None:
     if not isinstance(model, nn.Sequential) or _listened_to_everywhere():
         return None
     links: list[Link] = []
+    start = next((part for part in model.modules() if not isinstance(part, nn.Sequential)), None)
     understood = _follow(model, "", links) and len({id(link.linear) for link in links}) == len(links) > 0
-    return tuple(links) if understood else None
+    if not understood:
+        return None
+    return (links[0]._replace(flattens=type(start) is nn.Flatten), *links[1:])
 
 
 def _follow(module: nn.Module, name: str, links: list[Link]) -> bool:
@@ -58,9 +62,10 @@ def _follow(module: nn.Module, name: str, links: list[Link]) -> bool:
         return all(_follow(part, start + key, links) for key, part in held["_modules"].items())
     if type(module) is nn.Linear:
         parameters = held["_parameters"]
-        if "weight" not in parameters or any(p is not None and not p.requires_grad for p in parameters.values()):
+        there = [parameter for parameter in parameters.values() if parameter is not None]
+        if "weight" not in parameters or not all(p.requires_grad and not p._backward_hooks for p in there):
             return False
-        links.append(Link(name, module, relu=False))
+        links.append(Link(name, module, flattens=False, relu=False))
         return True
     if type(module) is nn.ReLU and links:
         links[-1] = links[-1]._replace(relu=True)
@@ -82,7 +87,8 @@ def can_pass(links: Sequence[Link], arguments: tuple[object, ...]) -> bool:
     if len(arguments) != 1 or not isinstance(arguments[0], Tensor):
         return False
     x, weight = arguments[0], links[0].linear.weight
-    fits = x.ndim >= 2 and x.dtype == weight.dtype and not x.requires_grad and x[0].numel() == weight.shape[1]
+    rows = x.ndim == 2 or (x.ndim > 2 and links[0].flattens)
+    fits = rows and len(x) > 0 and x.dtype == weight.dtype and not x.requires_grad and x[0].numel() == weight.shape[1]
     plain = not torch.is_autocast_enabled(x.device.type) and not torch._C._are_functorch_transforms_active()
     return fits and plain
 

@@ -37,6 +37,8 @@ def save(learner: Learner, path: str | os.PathLike[str]) -> None:
 
     The file appears whole or not at all; an older one at the same place stays until the new one is safely written.
     """
+    if not isinstance(learner, Learner):
+        raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
     state = learner.state_dict()
     write_state(path, {"content": LEARNER, "state": state})
     learner.confirm(state)

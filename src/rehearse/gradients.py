@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.optim import optimizer as hooks
 
 from .chain import ChainPass, Link, can_pass, pass_chain
 from .errors import InvalidInput
@@ -221,6 +222,8 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
         and "step" not in vars(optimizer)
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
+        and not hooks._global_optimizer_pre_hooks
+        and not hooks._global_optimizer_post_hooks
         and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
     )
 
@@ -255,7 +258,8 @@ def _passing(model: nn.Module, links: Sequence[Link], uses: list[Use | ChainPass
 def _noting(linear: nn.Linear, uses: list[Use | ChainPass]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
-        if x.ndim != 2 or not _thin(len(x), weight) or not weight.requires_grad:
+        watched = not weight.requires_grad or weight._backward_hooks
+        if x.ndim != 2 or watched or not _thin(len(x), weight):
             return F.linear(x, weight, bias)
         output = F.linear(x, weight.detach(), bias)
         node = output.grad_fn

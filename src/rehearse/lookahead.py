@@ -91,7 +91,7 @@ class Lookahead:
         parts = self._parts()
         batch, x = self._ready(batch, parts)
         factored = gradient if self._plain and isinstance(gradient, FactoredGradient) else None
-        if factored is not None and parts.chain is not None and can_pass(parts.chain, call_arguments(x)[0]):
+        if factored is not None and parts.chain is not None and isinstance(x, Tensor) and can_pass(parts.chain, (x,)):
             return self._losses_of_chain(batch, x, factored, parts)
         linears = Foreseen(parts, factored.factors if factored is not None else {})
         foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
@@ -117,13 +117,14 @@ class Lookahead:
     def _losses_of_chain(
         self, batch: Batch, x: Tensor, gradient: FactoredGradient, parts: Parts
     ) -> tuple[Tensor, Tensor]:
-        """Both sets of parameters in one pass: a chain has no modes, buffers or noise to take care of."""
+        """Both sets of parameters in one pass: a chain has no modes or buffers to take care of."""
         assert parts.chain is not None
-        with torch.no_grad():
+        with torch.no_grad(), random_state_kept(parts.device):
             before, after = pass_before_and_after(parts.chain, gradient, parts.stepped, x)
             self.statistics, self._scored = {}, (batch, before)
             self.rows_passed += 2 * len(batch)
-            return self.loss(before.scores.detach(), batch, True), self.loss(after, batch, True)
+            scores = before.scores.detach().clone()  # a loss may write into what it is given
+            return self.loss(scores, batch, True), self.loss(after, batch, True)
 
     @property
     def _plain(self) -> bool:
@@ -140,7 +141,8 @@ class Lookahead:
         if scored is None or not scored[1].current or not is_fixed(self.prepare):
             return None
         among, passed = scored
-        if among.slots is None or batch.slots is None:
+        tensors = isinstance(among.x, Tensor) and isinstance(batch.x, Tensor) and among.x.dtype == batch.x.dtype
+        if among.slots is None or batch.slots is None or not tensors:
             return None
         rows = torch.searchsorted(among.slots, batch.slots).clamp_(max=len(among) - 1)
         same = torch.equal(pick(among.slots, rows), batch.slots) and torch.equal(pick(among.x, rows), batch.x)

@@ -76,12 +76,12 @@ class CrossEntropy:
     def with_gradient(self, scores: Tensor, batch: Batch, recalled: bool) -> tuple[Tensor, Tensor]:
         """The losses, and the gradient of their mean without autograd: (softmax(scores) − [c = y]) / n."""
         y = batch.y.long() if recalled else class_targets(scores, batch.y)
-        logs = F.log_softmax(scores, dim=1)
+        logs = F.log_softmax(in_full(scores), dim=1)
         losses = F.nll_loss(logs, y, reduction="none")
         n = len(batch)
         gradient = logs.exp_().div_(n)
         gradient.scatter_add_(1, y[:, None], gradient.new_full((n, 1), -1 / n))
-        return per_row(losses, n), gradient
+        return per_row(losses, n), gradient.to(scores.dtype)
 
 
 class AsymmetricCrossEntropy:
@@ -179,7 +179,14 @@ class _FromCallable:
         self.kind: Kind | None = None
 
     def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return per_row(_asked(self._function, in_full(scores), batch.y), len(batch))
+        values = _asked(self._function, in_full(scores), batch.y)
+        n = len(batch)
+        if n > 1 and values.shape == (n, n) and scores.shape == (n, 1) and batch.y.shape == (n,):
+            raise InvalidInput(
+                f"the loss compares all {n} outputs with all {n} targets: outputs have shape ({n}, 1), targets ({n},); "
+                "give targets of shape (rows, 1), or squeeze the outputs in your loss"
+            )
+        return per_row(values, n)
 
 
 class _FromFull:

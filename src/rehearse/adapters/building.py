@@ -66,6 +66,13 @@ def build_learner(
     return learner
 
 
+def check_choices(*, optimizer: Any, memory: Any, retrieval: Any) -> None:
+    """Refuse what `build_learner` would refuse once the first rows are there."""
+    _check_choice("optimizer", optimizer, OPTIMIZERS)
+    _check_choice("memory", memory, MEMORIES)
+    _check_choice("retrieval", retrieval, RETRIEVALS)
+
+
 def whole(name: str, value: Any) -> int:
     """A whole number of whatever type: searches over parameters hand in numpy's."""
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import InvalidInput, InvalidType, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
-from .building import Network, build_learner, whole
+from .building import Network, build_learner, check_choices, whole
 from .inputs import input_width, widen_inputs
 
 try:
@@ -95,6 +95,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
         if seed is not None and whole("seed", seed) < 0:
             raise InvalidInput(f"seed is {seed}; it must be at least 0, or None for one by chance")
+        check_choices(optimizer=optimizer, memory=memory, retrieval=retrieval)
         self.network = network
         self.hidden = hidden
         self.memory = memory
@@ -213,6 +214,8 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
 def numbers(x: Features) -> dict[Hashable, float]:
     """The features that have a value, as floats; what cannot be one is refused by name."""
+    if not isinstance(x, Mapping):
+        raise InvalidType(f"features are a dict of names and numbers, this is a {type(x).__name__}")
     found = {}
     for name, value in x.items():
         if value is None or value is pd.NA:

@@ -163,6 +163,8 @@ class Learner(ABC):
         What was learned stays to the bit, the optimiser's momentum or moments too; new outputs start from the
         learner's own random numbers. A checkpoint of a grown learner loads into one that has not grown yet.
         """
+        if self.kind in ("labels", "values"):
+            raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
         with self.random:
             added = grow(self.model, self.optimizer, classes)
         self.moves += added > 0
@@ -206,6 +208,7 @@ class Learner(ABC):
             "model": copy.deepcopy(dict(self.model.state_dict())),
             "buffers": {name: buffer.clone() for name, buffer in unsaved_buffers(self.model).items()},
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "optimizer_kind": type(self.optimizer).__name__,
             "random": dict(self.random.get()),
             "task": self.task,
             "kind": self.kind,
@@ -244,7 +247,7 @@ class Learner(ABC):
             raise CheckpointError("the model's buffers are others than those that were saved")
         for name, buffer in unsaved.items():
             buffer.copy_(state["buffers"][name])
-        check_optimizer_fits(state["optimizer"], self.optimizer)
+        check_optimizer_fits(state["optimizer"], self.optimizer, state["optimizer_kind"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.random.set(state["random"])
         self.task, self.kind = state["task"], state["kind"]
@@ -375,7 +378,8 @@ class Learner(ABC):
             if by_hand is not None and type(self.loss) is CrossEntropy:
                 losses, of_scores = self.loss.with_gradient(scores.detach(), batch.to(parts.device), recalled)
                 return Passed(mean_loss(losses).item(), chain_gradient(by_hand, of_scores, parts.stepped), scores)
-            loss = mean_loss(self._losses(batch, recalled, scores))
+            judged = scores if by_hand is None else scores.clone()  # a loss may write into what it is given
+            loss = mean_loss(self._losses(batch, recalled, judged))
             return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
 
     def _apply(self, gradient: Gradient) -> None:

@@ -30,8 +30,10 @@ def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None) -> N
         raise InvalidType(f"prepare is {prepare!r}; it must be a function of the inputs, or None")
 
 
-def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Torch checks the sizes of groups but not the shapes of what they hold."""
+def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer, kind: str | None = None) -> None:
+    """Torch checks the sizes of groups, but neither whose they are nor the shapes of what they hold."""
+    if kind not in (None, type(optimizer).__name__):
+        raise CheckpointError(f"the state is of {kind}, this optimiser is {type(optimizer).__name__}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for number, values in state["state"].items():
         for name, value in values.items():

@@ -44,6 +44,8 @@ class Diagnosis:
 
     def by(self, name: Literal["class", "task"]) -> dict[int, tuple[int, float]]:
         """For each class or task how many memories were looked at, and their mean interference."""
+        if name not in ("class", "task"):
+            raise InvalidInput(f"memories are grouped by 'class' or 'task', not by {name!r}")
         groups = self.y if name == "class" else self.task
         if groups.ndim != 1 or groups.is_floating_point():
             raise InvalidInput("these targets are no class labels; group by 'task', or use y and interference yourself")

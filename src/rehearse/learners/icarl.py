@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -123,6 +124,7 @@ class ICaRL(Learner):
 
     def _take_in(self, known: Batch) -> None:
         labels = self._labels_of(known)
+        known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
         self.memory.check(known)
         self.memory.share(known)
         if not bool(self._features(known.x).isfinite().all()):
@@ -202,7 +204,8 @@ class ICaRL(Learner):
         self.memory.keep(incoming, self.memory.check(incoming))
         if self.keep == "task":
             task = task_column(incoming.task, len(incoming))
-            copy = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=incoming.columns)
+            ids = {name: column.clone() for name, column in incoming.columns.items() if name == ID}
+            copy = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=ids)
             self._kept.append(copy)
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
@@ -210,12 +213,14 @@ class ICaRL(Learner):
         if slots is not None and self._kept:
             raise InvalidInput("the running task is held beside the memory too: name its rows by ids or a predicate")
         running = len(self.memory.running())
+        kept = _together(self._kept) if self._kept else None
+        doomed = torch.zeros(0 if kept is None else len(kept), dtype=torch.bool)
+        if kept is not None and (ids is None or ID in kept.columns):
+            doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
         removed = super().forget(ids=ids, slots=slots, predicate=predicate)
         self._means = None
-        if not self._kept:
+        if kept is None:
             return removed
-        kept = _together(self._kept)
-        doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
         self._kept = [kept.take((~doomed).nonzero().flatten())]
         twice = running - len(self.memory.running())  # what the memory had of them it had as a copy
         return removed - twice + int(doomed.sum())

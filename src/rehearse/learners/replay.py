@@ -225,7 +225,8 @@ class Replay(Learner):
         """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""
         now = (self.moves, self.memory.seen, len(self.memory))
         if self._recalibrated is None or self._recalibrated[0] != now:
-            self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly))
+            clean = None if self._clean is None else self._clean.values
+            self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly, clean))
         return self._recalibrated[1]
 
     def _forward_quietly(self, x: Tree, buffers: dict[str, Tensor]) -> None:
@@ -248,6 +249,7 @@ class Replay(Learner):
         return self._rows_passed + self.lookahead.rows_passed
 
     def to(self, device: torch.device | str) -> Learner:
+        self._recalibrated = None
         if self._clean is not None:
             self._clean.to(device)
         return super().to(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -19,17 +19,22 @@ BATCH: Final = 100
 
 
 def recalibrated_statistics(
-    model: nn.Module, memory: Memory, forward: Callable[[Tree, dict[str, Tensor]], None]
+    model: nn.Module,
+    memory: Memory,
+    forward: Callable[[Tree, dict[str, Tensor]], None],
+    clean: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The model's buffers with batch-norm's statistics as the cumulative average over the memory.
 
     At most 1,000 rows, a fixed draw that is the same every time, in batches of 100. Changes neither the model nor
-    any random state: ``forward`` passes rows with the given buffers in place of the model's.
+    any random state: ``forward`` passes rows with the given buffers in place of the model's. Where there is nothing to
+    estimate from, they are the model's own, or the ``clean`` ones.
     """
     slots = memory.slots()
     order = numpy_generator(0, "recalibrate").permutation(len(slots))[:ROWS]
     rows = memory.get(slots[torch.from_numpy(order)])
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers |= {name: value.clone() for name, value in (clean or {}).items()}
     if len(rows) < 2:  # one row has no variance to estimate
         return buffers
     for name, module in model.named_modules():
@@ -78,20 +83,21 @@ class KeptStatistics:
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
-        hooks = [module.register_forward_hook(self._mover(name)) for name, module in _named_batchnorms(self._model)]
+        named = list(_named_batchnorms(self._model))
+        hooks = [module.register_forward_hook(self._mover(name), with_kwargs=True) for name, module in named]
         try:
             yield
         finally:
             for hook in hooks:
                 hook.remove()
 
-    def _mover(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def move(module: nn.Module, inputs: Any, _: Any) -> None:
+    def _mover(self, name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+        def move(module: nn.Module, inputs: Any, keywords: Any, _: Any) -> None:
             own = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
             try:
                 module._buffers.update({key: self.values[name + key] for key in own})
                 with torch.no_grad():
-                    module.forward(*inputs)
+                    module.forward(*inputs, **keywords)
             finally:
                 module._buffers.update(own)
 

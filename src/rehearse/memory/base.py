@@ -17,7 +17,7 @@ from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tr
 from ..compute import numpy_generator
 from ..errors import CheckpointError, InvalidInput, InvalidType
 from .forgetting import matching, slot_numbers
-from .ids import ID, as_ids, named_ids, no_ids
+from .ids import ID, named_ids, no_ids, one_id_a_row
 from .index import EMPTY, Slots, TaskIndex
 from .rows import Rows
 
@@ -123,7 +123,7 @@ class Memory(ABC):
         for name, values in {**batch.columns, **extra}.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
-            column = as_ids(values) if name == ID else as_tensor(values, f"column {name!r}")
+            column = one_id_a_row(values, n) if name == ID else as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
                 raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
             columns[name] = column

@@ -1,0 +1,5 @@
+"""``python -m rehearse``: the command line."""
+
+from .cli import main
+
+main()
