@@ -170,7 +170,15 @@ def _is_plain_list(x: list[Any]) -> bool:
 def as_tensor(values: Any, name: str) -> Tensor:
     """The user's numbers as a tensor, or a refusal; shares memory where torch can."""
     try:
-        tensor = values.detach() if isinstance(values, Tensor) else _from_array(np.asarray(values))
+        array = None if isinstance(values, Tensor) else np.asarray(values)
+        if array is not None and array.dtype.kind in "USO":
+            raise InvalidType(
+                f"{name} holds text or other objects; give numbers (class labels from 0 on, or let the scikit-learn or "
+                "river adapter number them)"
+            )
+        tensor = values.detach() if array is None else _from_array(array)
+    except InvalidType:
+        raise
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
     eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them

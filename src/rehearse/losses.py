@@ -49,16 +49,21 @@ def to_remember(loss: Loss, scores: Tensor) -> dict[str, Tensor]:
 def class_targets(scores: Tensor, y: Tensor) -> Tensor:
     """The labels as cross-entropy wants them, or a refusal that says what is wrong with them."""
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InvalidType(f"class labels must be integers, these are {y.dtype}")
+        raise InvalidType(
+            f"class labels must be integers, these are {y.dtype}; for values, or several labels a row, give a loss: "
+            "loss=nn.MSELoss(), or nn.BCEWithLogitsLoss()"
+        )
     if scores.ndim < 2 or y.shape != scores.shape[:1] + scores.shape[2:]:
         raise InvalidInput(
             f"labels of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(scores.shape)}"
         )
     y = y.long()
     low, high = (int(bound) for bound in torch.aminmax(y))
-    if low < 0 or high >= scores.shape[1]:
+    if low < 0:
+        raise InvalidInput(f"label {low} is negative; classes are numbered from 0 on")
+    if high >= scores.shape[1]:
         raise InvalidInput(
-            f"label {low if low < 0 else high} is outside the model's {scores.shape[1]} outputs "
+            f"label {high} is outside the model's {scores.shape[1]} outputs "
             f"(0 to {scores.shape[1] - 1}); grow the head first, or renumber the labels"
         )
     return y

@@ -125,7 +125,7 @@ def test_what_the_outputs_mean(form: Any, kind: str | None) -> None:
     ("y", "kind", "words"),
     [
         (torch.tensor([0, 2]), InvalidInput, "label 2 is outside the model's 2 outputs"),
-        (torch.tensor([-1, 0]), InvalidInput, "label -1 is outside"),
+        (torch.tensor([-1, 0]), InvalidInput, "label -1 is negative"),
         (torch.tensor([0.0, 1.0]), InvalidType, "integers"),
         (torch.tensor([True, False]), InvalidType, "integers"),
         (torch.tensor([[0], [1]]), InvalidInput, r"shape \(2, 1\)"),

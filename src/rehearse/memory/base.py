@@ -44,7 +44,9 @@ class Memory(ABC):
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-            raise InvalidInput(f"capacity is {capacity!r}; a memory needs room for at least one row")
+            raise InvalidInput(
+                f"capacity is {capacity!r}; it is a whole number: a memory needs room for at least one row"
+            )
         self.capacity = int(capacity)
         self.seen = 0
         self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
