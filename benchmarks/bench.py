@@ -43,7 +43,7 @@ whole memory, float32, torch's default layout. There is one part for each kind o
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: what is compared, what came out, and what issue asks for."""
+    """A row of the table: what is compared, what came out, and what is asked for."""
 
     what: str
     value: str
