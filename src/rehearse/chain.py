@@ -19,8 +19,6 @@ from torch.nn.modules import module as hooks
 
 from .batch import pick
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class Link(NamedTuple):
     """A linear layer by its name in the model, whether its inputs are flattened first, and whether a ReLU follows."""
@@ -44,31 +42,35 @@ def chain_of(model: nn.Module) -> tuple[Link, ...] | None:
     listens, and every parameter is one to train."""
     if not isinstance(model, nn.Sequential) or _listened_to_everywhere():
         return None
+    start: nn.Module = model
+    while isinstance(start, nn.Sequential) and len(start):
+        start = next(iter(start))
     links: list[Link] = []
-    start = next((part for part in model.modules() if not isinstance(part, nn.Sequential)), None)
-    understood = _follow(model, "", links) and len({id(link.linear) for link in links}) == len(links) > 0
-    if not understood:
+    if not _follow(model, "", links, type(start) is nn.Flatten) or not links:
         return None
-    return (links[0]._replace(flattens=type(start) is nn.Flatten), *links[1:])
+    return tuple(links) if len({id(link.linear) for link in links}) == len(links) else None
 
 
-def _follow(module: nn.Module, name: str, links: list[Link]) -> bool:
+def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> bool:
     """Append the links of a module; False if there is something in it that is not understood."""
     held = vars(module)
-    if "forward" in held or any(held[kind] for kind in HOOKS):
+    if "forward" in held or held["_forward_hooks"] or held["_forward_pre_hooks"]:
+        return False
+    if held["_backward_hooks"] or held["_backward_pre_hooks"]:
         return False
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         start = f"{name}." if name else ""
-        return all(_follow(part, start + key, links) for key, part in held["_modules"].items())
+        return all([_follow(part, start + key, links, flattens) for key, part in held["_modules"].items()])
     if type(module) is nn.Linear:
         parameters = held["_parameters"]
-        there = [parameter for parameter in parameters.values() if parameter is not None]
-        if "weight" not in parameters or not all(p.requires_grad and not p._backward_hooks for p in there):
-            return False
-        links.append(Link(name, module, flattens=False, relu=False))
-        return True
+        for parameter in parameters.values():
+            if parameter is not None and (not parameter.requires_grad or parameter._backward_hooks):
+                return False
+        links.append(Link(name, module, flattens=flattens and not links, relu=False))
+        return "weight" in parameters
     if type(module) is nn.ReLU and links:
-        links[-1] = links[-1]._replace(relu=True)
+        last = links[-1]
+        links[-1] = Link(last.name, last.linear, last.flattens, relu=True)
         return True
     return type(module) is nn.Flatten and not links and (module.start_dim, module.end_dim) == (1, -1)
 

@@ -92,8 +92,9 @@ def pass_before_and_after(
             moved = _moved(link.weight, weight, gradient, stepped), _moved(link.bias, bias, gradient, stepped)
             x = torch.cat([F.linear(x[:n], weight, bias), F.linear(x[-n:], *moved)])
         else:
-            products = F.linear(x, weight, bias)
-            shared = products if len(products) > n else products.repeat(2, 1)  # at first both see the same rows
+            shared = F.linear(x, weight, bias)
+            if len(shared) == n:  # at first both see the same rows
+                shared = torch.cat([shared, shared])
             after = shared[n:]
             if link.bias in gradient and link.bias in stepped:
                 after.sub_(gradient[link.bias], alpha=rate(stepped[link.bias][1]))

@@ -24,7 +24,7 @@ from .foreseen import Foreseen, pass_before_and_after
 from .gradients import FactoredGradient, by_rate
 from .gradients import Gradient as Gradient
 from .heads import find_head, head_inputs
-from .losses import as_loss
+from .losses import CrossEntropy, as_loss
 from .parts import Parts, Stepped, parts_of
 from .parts import stepped_parameters as stepped_parameters
 
@@ -123,7 +123,9 @@ class Lookahead:
             before, after = pass_before_and_after(parts.chain, gradient, parts.stepped, x)
             self.statistics, self._scored = {}, (batch, before)
             self.rows_passed += 2 * len(batch)
-            scores = before.scores.detach().clone()  # a loss may write into what it is given
+            scores = before.scores.detach()
+            if type(self.loss) is not CrossEntropy:  # any other may write into what it is given
+                scores = scores.clone()
             return self.loss(scores, batch, True), self.loss(after, batch, True)
 
     @property

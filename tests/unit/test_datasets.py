@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from rehearse.errors import DataError, InvalidInput, MissingExtra
+from rehearse.experiment import Settings, execute
+from rehearse.methods import resolve
 from rehearse.streams import make_stream
 from rehearse.streams.datasets import base, cifar10, load, miniimagenet, mnist
 
@@ -176,6 +178,19 @@ def test_cifar10_is_read(tmp_path: Path, pictures: Any, monkeypatch: pytest.Monk
     assert (dataset.train.tolist(), dataset.test.tolist()) == (list(range(100)), list(range(100, 120)))
     stream = make_stream("split-cifar10", data_dir=tmp_path)
     assert (stream.input_shape, stream.scaling, stream.length) == ((3, 32, 32), "symmetric", 10)
+
+
+@pytest.mark.parametrize("method", ["gem", "icarl", "er-mir"])
+def test_a_short_run_on_cifar10(tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """From the files to the result, with the network and the settings of the paper's rows."""
+    write_binary(tmp_path, pictures, monkeypatch)
+    spec = resolve(method, "split-cifar10", {"memory": 2, "seed": 0})
+    assert (spec.network, spec.updates) == ("resnet18", 5 if method == "icarl" else 1)
+    result = execute(spec, settings=Settings(data_dir=str(tmp_path)))
+    matrix = np.array(result["matrices"]["test"])
+    assert matrix.shape == (5, 5)
+    assert np.isfinite(matrix).all()
+    assert result["cost"]["steps"] == 10
 
 
 def test_broken_cifar10_is_named(tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,9 +105,12 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, of = torch.from_numpy(taken), torch.from_numpy(kept)
-            rows = {name: pick(column, of) for name, column in rows.items()}
-            self._rows.write(where, tree_map(lambda leaf: pick(leaf, of), batch.x), rows)
+            where, x = torch.from_numpy(taken), batch.x
+            if len(kept) < len(batch):
+                of = torch.from_numpy(kept)
+                rows = {name: pick(column, of) for name, column in rows.items()}
+                x = tree_map(lambda leaf: pick(leaf, of), x)
+            self._rows.write(where, x, rows)
             self._index.put(taken, rows[TASK].numpy())
             for fill, fact in self._facts.values():
                 fact[where] = fill

@@ -104,7 +104,8 @@ class Rows:
                 self.columns[name] = no_ids(self.capacity)  # the rows before had none
             if _is_wider(column, self.columns[name]):
                 self.columns[name] = _widened(self.columns[name], column.shape[1])
-            self.columns[name][slots] = column.to(self.columns[name].device)
+            held = self.columns[name]
+            held.index_copy_(0, slots, column.to(held.device))
 
     def erase(self, slots: Tensor) -> None:
         """Overwrite the rows with zeros: what is forgotten is gone from here."""
