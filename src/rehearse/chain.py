@@ -60,7 +60,7 @@ def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> 
         return False
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         start = f"{name}." if name else ""
-        return all([_follow(part, start + key, links, flattens) for key, part in held["_modules"].items()])
+        return all(_follow(part, start + key, links, flattens) for key, part in held["_modules"].items())
     if type(module) is nn.Linear:
         parameters = held["_parameters"]
         for parameter in parameters.values():
