@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,7 @@ from rehearse.nets import MLP, ReducedResNet18
 from rehearse.parts import Parts
 from rehearse.retrieval import MostInterfered, Retrieval, Uniform
 
-ROWS, BUDGET, CANDIDATES, LR = 10, 10, 50, 0.05
+ROWS, BUDGET, CANDIDATES, LR, TASKS = 10, 10, 50, 0.05, 5
 SHAPES = {"mlp": (1, 28, 28), "resnet": (3, 32, 32)}
 Step = Callable[[Tensor, Tensor], Any]
 
@@ -66,7 +67,7 @@ def learner(
         in_default_layout(made)
     x, y = images(kind, min(capacity, 1000), classes, seed=1)
     for start in range(0, capacity, len(x)):
-        made.memory.add(x, y, task=torch.arange(start, start + len(x)) % 5)
+        made.memory.add(x, y, task=torch.arange(start, start + len(x)) % TASKS)
     return made
 
 
@@ -87,16 +88,22 @@ def prepare(kind: str) -> Callable[[Tree], Tree]:
     return prepare_unit if kind == "mlp" else prepare_symmetric
 
 
+def in_turn() -> Callable[[], int]:
+    """Tasks over and over: a task that never ended would fill the memory, and leave fewer and fewer candidates."""
+    turns = itertools.cycle(range(TASKS))
+    return lambda: next(turns)
+
+
 def er(kind: str, **options: Any) -> Step:
-    made = learner(kind, Uniform(), **options)
-    return lambda x, y: made.observe(x, y, task=5)
+    made, task = learner(kind, Uniform(), **options), in_turn()
+    return lambda x, y: made.observe(x, y, task=task())
 
 
 def er_mir(
     kind: str, candidates: int = CANDIDATES, *, layers: Any = "all", compile: bool = False, **options: Any
 ) -> Step:
-    made = learner(kind, MostInterfered(candidates, layers=layers, compile=compile), **options)
-    return lambda x, y: made.observe(x, y, task=5)
+    made, task = learner(kind, MostInterfered(candidates, layers=layers, compile=compile), **options), in_turn()
+    return lambda x, y: made.observe(x, y, task=task())
 
 
 def literal_step(kind: str, *, mir: bool, capacity: int = 500) -> Step:
@@ -106,15 +113,16 @@ def literal_step(kind: str, *, mir: bool, capacity: int = 500) -> Step:
     buffer, reservoir = literal.Buffer.empty(capacity, SHAPES[kind]), literal.Reservoir(capacity)
     x, y = images(kind, capacity, seed=1)
     for start in range(0, capacity, ROWS):
-        reservoir.add(buffer, ready(kind, x[start : start + ROWS]), y[start : start + ROWS], start // ROWS % 5)
+        reservoir.add(buffer, ready(kind, x[start : start + ROWS]), y[start : start + ROWS], start // ROWS % TASKS)
+    turn = in_turn()
 
     def step(x: Tensor, y: Tensor) -> None:
-        x = ready(kind, x)
+        x, task = ready(kind, x), turn()
         if mir:
-            literal.er_mir_step(model, optimizer, buffer, x, y, 5, BUDGET, CANDIDATES, LR)
+            literal.er_mir_step(model, optimizer, buffer, x, y, task, BUDGET, CANDIDATES, LR)
         else:
-            literal.er_step(model, optimizer, buffer, x, y, 5, BUDGET)
-        reservoir.add(buffer, x, y, 5)
+            literal.er_step(model, optimizer, buffer, x, y, task, BUDGET)
+        reservoir.add(buffer, x, y, task)
 
     return step
 

@@ -19,6 +19,8 @@ from torch.nn.modules import module as hooks
 
 from .batch import pick
 
+_stopped = torch.ops.aten.threshold_backward.default  # Δ where the ReLU let something through, else 0
+
 
 class Link(NamedTuple):
     """A linear layer by its name in the model, whether its inputs are flattened first, and whether a ReLU follows."""
@@ -124,7 +126,7 @@ class ChainPass:
                 if found:
                     delta = delta @ self.links[len(self.links) - len(found)].linear.weight
                 if link.relu:
-                    delta = torch.ops.aten.threshold_backward(delta, output, 0)
+                    delta = _stopped(delta, output, 0)
                 found.append(delta)
         return found[::-1]
 

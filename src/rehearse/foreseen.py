@@ -95,10 +95,15 @@ def pass_before_and_after(
             shared = F.linear(x, weight, bias)
             if len(shared) == n:  # at first both see the same rows
                 shared = torch.cat([shared, shared])
-            after = shared[n:]
+            after, alpha = shared[n:], rate(stepped[link.weight][1])
+            likeness = x[-n:] @ factors.inputs.t()
             if link.bias in gradient and link.bias in stepped:
-                after.sub_(gradient[link.bias], alpha=rate(stepped[link.bias][1]))
-            after.addmm_(x[-n:] @ factors.inputs.t(), factors.deltas, alpha=-rate(stepped[link.weight][1]))
+                bias_alpha = rate(stepped[link.bias][1])
+                if gradient.biases.get(link.bias) == link.weight and bias_alpha == alpha:
+                    likeness.add_(1)  # the bias is the weight of an input that is always 1
+                else:
+                    after.sub_(gradient[link.bias], alpha=bias_alpha)
+            after.addmm_(likeness, factors.deltas, alpha=-alpha)
             x = shared
         if link.relu:
             x = x.relu_()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.optim import optimizer as hooks
 
-from .chain import ChainPass, Link, can_pass, pass_chain
+from .chain import ChainPass
 from .errors import InvalidInput
 from .parts import Parts, Stepped, stepped_parameters
 
 Gradient = Mapping[str, Tensor]
+SMALL: Final = 1 << 14  # numbers; below that a product takes no longer than the call
 
 
 def rate(group: Mapping[str, Any]) -> float:
@@ -51,20 +52,28 @@ class Factors(NamedTuple):
 
 
 class FactoredGradient(Mapping[str, Tensor]):
-    """A gradient by name, like a dict; entries that are known by their factors are multiplied out at first sight."""
+    """A gradient by name, like a dict; entries that are known by their factors are multiplied out at first sight.
 
-    def __init__(self, values: dict[str, Tensor], factors: dict[str, Factors]) -> None:
-        self.factors = factors
+    ``biases`` names biases and the weights that they go with: their gradient is the sum of that weight's Δ, a bias
+    being the weight of an input that is always 1.
+    """
+
+    def __init__(
+        self, values: dict[str, Tensor], factors: dict[str, Factors], biases: Mapping[str, str] | None = None
+    ) -> None:
+        self.factors, self.biases = factors, biases or {}
         self._values = values
-        self._names = [*factors, *(name for name in values if name not in factors)]
+        implied = [*factors, *self.biases]
+        self._names = [*implied, *(name for name in values if name not in implied)]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._values:
-            self._values[name] = self.factors[name].product()
+            bias = name in self.biases
+            self._values[name] = self.factors[self.biases[name]].deltas.sum(0) if bias else self.factors[name].product()
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:  # without multiplying out, unlike Mapping's own
-        return name in self._values or name in self.factors
+        return name in self._values or name in self.factors or name in self.biases
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -89,19 +98,14 @@ class linear_uses:
     """Inside the block linear layers hide their weight from autograd and note how they are used instead.
 
     For `gradient_of`, which must be called inside the block too. Any other use of the same weight is left to
-    autograd and added. A layer whose factors would be no smaller than its weight is left alone. A model that is a
-    chain of linear layers is passed by hand altogether (`rehearse.chain`).
+    autograd and added. A layer whose factors would be no smaller than its weight is left alone.
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._uses: list[Use | ChainPass] = []
-        if parts.chain is not None:
-            model = parts.modules[0]
-            self._replaced = ReplacedForwards({model: _passing(model, parts.chain, self._uses)})
-        else:
-            self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
+        self._uses: list[Use] = []
+        self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
 
-    def __enter__(self) -> list[Use | ChainPass]:
+    def __enter__(self) -> list[Use]:
         self._replaced.__enter__()
         return self._uses
 
@@ -155,23 +159,22 @@ def chain_gradient(of: ChainPass, of_scores: Tensor, stepped: Stepped) -> Gradie
     """The gradient of a pass by hand, from that of its scores."""
     values: dict[str, Tensor] = {}
     factors: dict[str, Factors] = {}
+    biases: dict[str, str] = {}
     for link, inputs, deltas in zip(of.links, of.inputs, of.deltas(of_scores), strict=True):
         if link.weight in stepped:
             own = Factors(inputs, deltas)
-            if _thin(inputs.shape[0], link.linear.weight):
+            rows, weight = len(inputs), link.linear.weight
+            if _thin(rows, weight) or _small(rows, weight):
                 factors[link.weight] = own
             else:
                 values[link.weight] = own.product()
-        if link.bias in stepped:
+        if link.bias not in stepped:
+            continue
+        if link.weight in factors:
+            biases[link.bias] = link.weight
+        else:
             values[link.bias] = deltas.sum(0)
-    return FactoredGradient(values, factors) if factors else values
-
-
-def only_pass(uses: Sequence[Use | ChainPass], scores: Tensor) -> ChainPass | None:
-    """The pass by hand that gave these scores, if that was all that happened."""
-    if len(uses) == 1 and isinstance(uses[0], ChainPass) and uses[0].scores is scores:
-        return uses[0]
-    return None
+    return FactoredGradient(values, factors, biases) if factors else values
 
 
 def _thin(rows: int, weight: Tensor) -> bool:
@@ -180,18 +183,25 @@ def _thin(rows: int, weight: Tensor) -> bool:
     return 2 * rows * (out + into) < out * into
 
 
+def _small(rows: int, weight: Tensor) -> bool:
+    """Whether the factors are so small that handling them is a matter of calls alone."""
+    return rows * sum(weight.shape) < SMALL
+
+
 def add_gradients(first: Gradient, second: Gradient, weight: float = 1.0) -> Gradient:
     """first + weight × second, by name; a parameter that one of them lacks has gradient zero there."""
     factors: dict[str, Factors] = {}
+    biases: dict[str, str] = {}
     if isinstance(first, FactoredGradient) and isinstance(second, FactoredGradient):
-        shared = first.factors.keys() & second.factors.keys()
+        shared = [name for name in first.factors if name in second.factors]
         factors = {name: stacked(first.factors[name], second.factors[name], weight) for name in shared}
-    both = [name for name in first if name in second and name not in factors]
+        biases = {name: of for name, of in first.biases.items() if of in factors and second.biases.get(name) == of}
+    both = [name for name in first if name in second and name not in factors and name not in biases]
     sums = torch._foreach_add([first[n] for n in both], [second[n] for n in both], alpha=weight) if both else []
     total = dict(zip(both, sums, strict=True))
     total |= {name: first[name] for name in first if name not in second}
     total |= {name: weight * second[name] for name in second if name not in first}
-    return FactoredGradient(total, factors) if factors else total
+    return FactoredGradient(total, factors, biases) if factors else total
 
 
 def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
@@ -204,15 +214,21 @@ def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
 
 def gradient_norm(gradient: Gradient, factored: bool = False) -> float:
     """The norm of the gradient; if factors are to stay ``factored``, a bound of it (‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖)."""
-    factors = gradient.factors if factored and isinstance(gradient, FactoredGradient) else {}
-    values = [gradient[name] for name in gradient if name not in factors]
+    if not factored or not isinstance(gradient, FactoredGradient):
+        values = list(gradient.values())
+        return math.hypot(*torch.stack(torch._foreach_norm(values)).tolist()) if values else 0.0
+    factors, biases = gradient.factors, gradient.biases
+    values = [gradient[name] for name in gradient if name not in factors and name not in biases]
     thin = [matrix for pair in factors.values() for matrix in pair]
-    if not values and not thin:
-        return 0.0
     norms = torch.stack(torch._foreach_norm([*thin, *values])).tolist()
-    bounds = [inputs * deltas for inputs, deltas in zip(norms[: len(thin) : 2], norms[1 : len(thin) : 2], strict=True)]
-    norm = math.hypot(*bounds, *norms[len(thin) :])
-    return norm if math.isfinite(norm) or not factors else gradient_norm(gradient)
+    of = {
+        name: (inputs, deltas, math.sqrt(factors[name].deltas.shape[0]))
+        for name, inputs, deltas in zip(factors, norms[: len(thin) : 2], norms[1 : len(thin) : 2], strict=True)
+    }
+    bounds = [inputs * deltas for inputs, deltas, _ in of.values()]
+    sums = [of[weight][1] * of[weight][2] for weight in biases.values()]  # ‖Σ Δ‖ ≤ √n ‖Δ‖
+    norm = math.hypot(*bounds, *sums, *norms[len(thin) :])
+    return norm if math.isfinite(norm) else gradient_norm(gradient)
 
 
 def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
@@ -230,12 +246,19 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
 
 def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
     """θ ← θ − α∇ℓ, what plain SGD does. A factored gradient is neither written nor read: θ ← θ − α ΔᵀX at once."""
-    factors = gradient.factors if isinstance(gradient, FactoredGradient) else {}
+    factors: Mapping[str, Factors] = {}
+    biases: Mapping[str, str] = {}
+    if isinstance(gradient, FactoredGradient):
+        factors, biases = gradient.factors, gradient.biases
     with torch.no_grad():
         for name, (inputs, deltas) in factors.items():
             parameter, group = stepped[name]
-            parameter.addmm_(deltas.t().contiguous(), inputs, alpha=-rate(group))
-        for alpha, names in by_rate({name: stepped[name] for name in gradient if name not in factors}).items():
+            parameter.addmm_(deltas.t(), inputs, alpha=-rate(group))
+        for name in biases:
+            parameter, group = stepped[name]
+            parameter.sub_(gradient[name], alpha=rate(group))
+        others = {name: stepped[name] for name in gradient if name not in factors and name not in biases}
+        for alpha, names in by_rate(others).items():
             parameters = [stepped[name][0] for name in names]
             torch._foreach_add_(parameters, [gradient[name] for name in names], alpha=-alpha)
 
@@ -243,19 +266,7 @@ def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
 # --------------------------------------------------------------------------------------------- linear layers at work
 
 
-def _passing(model: nn.Module, links: Sequence[Link], uses: list[Use | ChainPass]) -> Callable[..., Tensor]:
-    def forward(*arguments: Any, **keywords: Any) -> Tensor:
-        if keywords or not can_pass(links, arguments):
-            plain: Tensor = type(model).forward(model, *arguments, **keywords)
-            return plain
-        noted = pass_chain(links, arguments[0])
-        uses.append(noted)
-        return noted.scores
-
-    return forward
-
-
-def _noting(linear: nn.Linear, uses: list[Use | ChainPass]) -> Callable[[Tensor], Tensor]:
+def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
         watched = not weight.requires_grad or weight._backward_hooks

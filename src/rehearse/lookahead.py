@@ -9,13 +9,13 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .batch import Batch, Tree, pick, tree_leaves
+from .batch import Batch, Tree, tree_leaves
 from .chain import ChainPass, can_pass
 from .compiled import compiled_or_none
 from .compute import Computation, is_fixed, prepare_for_model, random_state_kept, scoring_mode
@@ -27,6 +27,15 @@ from .heads import find_head, head_inputs
 from .losses import CrossEntropy, as_loss
 from .parts import Parts, Stepped, parts_of
 from .parts import stepped_parameters as stepped_parameters
+
+
+class _Taken(NamedTuple):
+    """Rows that were taken from a scored batch: they, as they were, and which rows of which pass they are."""
+
+    batch: Batch
+    version: int
+    passed: ChainPass
+    rows: Tensor
 
 
 class Lookahead:
@@ -70,6 +79,7 @@ class Lookahead:
         self.statistics: dict[str, Tensor] = {}  # the buffers as the last pass under θ would leave them
         self.rows_passed = 0
         self._scored: tuple[Batch, ChainPass] | None = None
+        self._taken: _Taken | None = None
 
     def foresee(self, gradient: Gradient) -> dict[str, Tensor]:
         """θᵛ by name; parameters that the step would not move are given as they are."""
@@ -119,14 +129,15 @@ class Lookahead:
     ) -> tuple[Tensor, Tensor]:
         """Both sets of parameters in one pass: a chain has no modes or buffers to take care of."""
         assert parts.chain is not None
-        with torch.no_grad(), random_state_kept(parts.device):
+        with torch.no_grad():
             before, after = pass_before_and_after(parts.chain, gradient, parts.stepped, x)
             self.statistics, self._scored = {}, (batch, before)
             self.rows_passed += 2 * len(batch)
             scores = before.scores.detach()
-            if type(self.loss) is not CrossEntropy:  # any other may write into what it is given
-                scores = scores.clone()
-            return self.loss(scores, batch, True), self.loss(after, batch, True)
+            if type(self.loss) is CrossEntropy:
+                return self.loss(scores, batch, True), self.loss(after, batch, True)
+            with random_state_kept(parts.device):  # a loss may draw, and write into what it is given
+                return self.loss(scores.clone(), batch, True), self.loss(after, batch, True)
 
     @property
     def _plain(self) -> bool:
@@ -134,21 +145,23 @@ class Lookahead:
         whole = self.virtual_step == "sgd" and self.layers == "all"
         return whole and self.computation.scoring == torch.float32 and self._compiled is None
 
+    def take(self, candidates: Batch, rows: Tensor) -> Batch:
+        """Rows of a batch that has just been scored; their pass is remembered, for `pass_of`."""
+        chosen = candidates.take(rows.cpu())
+        scored, self._scored = self._scored, None
+        if scored is not None and scored[0] is candidates and is_fixed(self.prepare):
+            self._taken = _Taken(chosen, chosen.x._version, scored[1], rows)
+        return chosen
+
     def pass_of(self, batch: Batch) -> ChainPass | None:
-        """The pass that scoring has just made of these very rows, for training to go on from; asked for once.
+        """The pass that scoring made of the rows of the last `take`, for training to go on from; asked for once.
 
         Only a chain's: it has neither dropout nor batch statistics, so training would make the same.
         """
-        scored, self._scored = self._scored, None
-        if scored is None or not scored[1].current or not is_fixed(self.prepare):
-            return None
-        among, passed = scored
-        tensors = isinstance(among.x, Tensor) and isinstance(batch.x, Tensor) and among.x.dtype == batch.x.dtype
-        if among.slots is None or batch.slots is None or not tensors:
-            return None
-        rows = torch.searchsorted(among.slots, batch.slots).clamp_(max=len(among) - 1)
-        same = torch.equal(pick(among.slots, rows), batch.slots) and torch.equal(pick(among.x, rows), batch.x)
-        return passed.rows(rows) if same else None  # rows may come from elsewhere, or have been changed on the way
+        taken, self._taken = self._taken, None
+        if taken is None or taken.batch is not batch or batch.x._version != taken.version:
+            return None  # rows may come from elsewhere, or have been changed on the way
+        return taken.passed.rows(taken.rows) if taken.passed.current else None
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""

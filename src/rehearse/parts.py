@@ -52,16 +52,20 @@ def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parts:
     met: set[int] = set()
     places = 0
     device: torch.device | None = None
+    linears: list[nn.Linear] = []
     for start, module in _named_modules(model, "", set()):
         modules.append(module)
+        if type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters:
+            linears.append(module)
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
             places += 1
             device = device or parameter.device
-            if id(parameter) not in met and parameter.requires_grad and id(parameter) in groups:
-                stepped[start + name] = (parameter, groups[id(parameter)])
-            met.add(id(parameter))
+            known = id(parameter)
+            if known not in met and known in groups and parameter.requires_grad:
+                stepped[start + name] = (parameter, groups[known])
+            met.add(known)
         for name, buffer in module._buffers.items():
             if buffer is None:
                 continue
@@ -69,10 +73,9 @@ def parts_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Parts:
             if id(buffer) not in met:
                 buffers.append((start + name, module._buffers, name))
             met.add(id(buffer))
-    linears = [module for module in modules if _is_plain_linear(module)]
     tied = places != len(met)
     chain = None if tied else chain_of(model)
-    return Parts(modules, linears, chain, stepped, device or torch.device("cpu"), tied, buffers)  # type: ignore[arg-type]
+    return Parts(modules, linears, chain, stepped, device or torch.device("cpu"), tied, buffers)
 
 
 def _named_modules(module: nn.Module, start: str, met: set[int]) -> list[tuple[str, nn.Module]]:
@@ -90,10 +93,6 @@ def _named_modules(module: nn.Module, start: str, met: set[int]) -> list[tuple[s
 def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> Stepped:
     """The parameters that a step moves: trainable and in the optimiser; each with its parameter group."""
     return parts_of(model, optimizer).stepped
-
-
-def _is_plain_linear(module: nn.Module) -> bool:
-    return type(module) is nn.Linear and "forward" not in vars(module) and "weight" in module._parameters
 
 
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ class MostInterfered:
         # A foreseen loss that is no number any more is the worst that can happen to a memory.
         scores = torch.nan_to_num(scores, nan=torch.inf, posinf=torch.inf)
         ranked, order = scores.sort(descending=True, stable=True)  # S ← sort(s_MI(B_C))
-        return candidates.take(order[:budget].cpu()), ranked[:budget]  # B_MC ← {S_i}, i = 1 … B
+        return lookahead.take(candidates, order[:budget]), ranked[:budget]  # B_MC ← {S_i}, i = 1 … B
 
     def _candidates(self, memory: Memory, incoming: Batch) -> Batch:
         if self.candidates is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..batch import Batch, Tree, checked_batch, checked_inputs, tree_leaves, tree_map
-from ..chain import ChainPass
+from ..chain import ChainPass, can_pass, pass_chain
 from ..compute import (
     RandomState,
     evaluation_mode,
@@ -29,7 +29,6 @@ from ..gradients import (
     chain_gradient,
     gradient_of,
     linear_uses,
-    only_pass,
 )
 from ..heads import fit, grow, outputs
 from ..lookahead import Lookahead, call_arguments
@@ -40,7 +39,7 @@ from ..parts import Parts, parts_of, unsaved_buffers
 from .checks import check_optimizer_fits, check_parts
 from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
-from .step import Passed, Step, mean_loss, refuse_overflown, step_along
+from .step import Passed, Step, check_rows, mean_loss, refuse_overflown, step_along
 
 PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
 
@@ -319,15 +318,12 @@ class Learner(ABC):
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """The model's scores for stored or incoming rows; with ``buffers``, those are used and moved instead."""
+        return check_rows(self._forward_prepared(self._ready(x), buffers), len(tree_leaves(x)[0]))
+
+    def _ready(self, x: Tree) -> Tree:
+        """Rows as the model takes them."""
         device = self._parts().device
-        scores = self._forward_prepared(self.prepare(tree_map(lambda leaf: leaf.to(device), x)), buffers)
-        rows = len(tree_leaves(x)[0])
-        if len(scores) != rows:
-            raise InvalidInput(
-                f"the model gave an output of shape {tuple(scores.shape)} for {rows} rows; its first dimension must be "
-                "that of the rows"
-            )
-        return scores
+        return self.prepare(tree_map(lambda leaf: leaf.to(device), x))
 
     def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         arguments, keywords = call_arguments(self.computation.layout(x))
@@ -366,21 +362,28 @@ class Learner(ABC):
     ) -> Passed:
         """Pass a batch, and take the gradient of its mean loss: cheaper than the one after the other.
 
-        With ``known`` the pass was made already, and is only counted.
+        A chain of linear layers is passed by hand; with ``known`` that was done already, and is only counted.
         """
         parts = self._parts()
-        with linear_uses(parts) as uses:
-            if known is not None:
-                uses.append(known)
-                self._rows_passed += len(batch)
-            scores = self._forward(batch.x, buffers) if known is None else known.scores
-            by_hand = only_pass(uses, scores)
-            if by_hand is not None and type(self.loss) is CrossEntropy:
-                losses, of_scores = self.loss.with_gradient(scores.detach(), batch.to(parts.device), recalled)
-                return Passed(mean_loss(losses).item(), chain_gradient(by_hand, of_scores, parts.stepped), scores)
-            judged = scores if by_hand is None else scores.clone()  # a loss may write into what it is given
-            loss = mean_loss(self._losses(batch, recalled, judged))
-            return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
+        x = self._ready(batch.x) if known is None else None
+        by_hand = self._passed_by_hand(x, parts) if known is None else known
+        if by_hand is None:
+            with linear_uses(parts) as uses:
+                scores = check_rows(self._forward_prepared(x, buffers), len(batch))
+                loss = mean_loss(self._losses(batch, recalled, scores))
+                return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
+        scores = by_hand.scores
+        self._rows_passed += len(scores)
+        if type(self.loss) is CrossEntropy:
+            losses, of_scores = self.loss.with_gradient(scores.detach(), batch.to(parts.device), recalled)
+            return Passed(mean_loss(losses).item(), chain_gradient(by_hand, of_scores, parts.stepped), scores)
+        loss = mean_loss(self._losses(batch, recalled, scores.clone()))  # a loss may write into what it is given
+        return Passed(loss.item(), gradient_of(loss, parts.stepped, [by_hand]), scores)
+
+    def _passed_by_hand(self, x: Tree, parts: Parts) -> ChainPass | None:
+        """The pass of a chain of linear layers, where these rows can go through one."""
+        plain = parts.chain is not None and self.computation.training == torch.float32
+        return pass_chain(parts.chain, x) if plain and parts.chain and can_pass(parts.chain, (x,)) else None
 
     def _apply(self, gradient: Gradient) -> None:
         parts = self._parts()

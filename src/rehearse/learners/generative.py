@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, training_mode
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, loss_gradient
+from ..gradients import Gradient, gradient_of, loss_gradient
 from ..latent import Elbo, Generator
 from ..losses import in_full
+from ..parts import stepped_parameters
 from .base import PREDICTION_ROWS, Learner
 from .checks import check_not_negative, check_optimizer_fits, check_parts, check_positive
 from .generative_objectives import View, classifier_objective, generator_objective
@@ -289,14 +290,15 @@ class GenerativeReplay(Learner):
         return incoming.item(), None if recalled is None else recalled.item()
 
     def _update_generator(self, batch: Batch, replay: Imagined | None, updates: int) -> None:
-        rows = self._joined(batch, replay)
+        rows, view = self._joined(batch, replay), View(self.generator)
+        stepped = stepped_parameters(self.generator, self.generator_optimizer)
         for _ in range(updates):
-            losses = self._generator_pass(rows, View(self.generator)).total(self.present_beta)
+            losses = self._generator_pass(rows, view).total(self.present_beta)
             loss = mean_loss(losses[: len(batch)])
             if replay is not None:
                 loss = loss + self.replay_weight * mean_loss(losses[len(batch) :])
-            gradient = loss_gradient(loss, self.generator, self.generator_optimizer)
-            step_along(gradient, self.generator, self.generator_optimizer, self.clip)
+            gradient = gradient_of(loss, stepped)
+            step_along(gradient, self.generator, self.generator_optimizer, self.clip, stepped)
         self._keep_gradient("generator", self.generator_retrieval, gradient)
 
     def _joined(self, batch: Batch, replay: Imagined | None) -> Tensor:

@@ -214,12 +214,12 @@ class Replay(Learner):
             return self._parts().buffers() | self._clean.values
         return None
 
-    def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+    def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """A pass that moves the model's own statistics moves the clean ones too."""
         if buffers is not None or self._clean is None:
-            return super()._forward(x, buffers)
+            return super()._forward_prepared(x, buffers)
         with self._clean.following():
-            return super()._forward(x)
+            return super()._forward_prepared(x)
 
     def recalibrated_statistics(self) -> dict[str, Tensor]:
         """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""

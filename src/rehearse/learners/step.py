@@ -47,6 +47,16 @@ def refuse_overflown(modules: Iterable[nn.Module]) -> None:
         raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
 
 
+def check_rows(scores: Tensor, rows: int) -> Tensor:
+    """What a model gave for so many rows, if it has as many."""
+    if len(scores) != rows:
+        raise InvalidInput(
+            f"the model gave an output of shape {tuple(scores.shape)} for {rows} rows; its first dimension must be "
+            "that of the rows"
+        )
+    return scores
+
+
 def mean_loss(losses: Tensor) -> Tensor:
     """The mean over rows, or a refusal if it is no number."""
     loss = losses.mean()
