@@ -89,6 +89,13 @@ class CrossEntropy:
         return per_row(losses, n), gradient.to(scores.dtype)
 
 
+def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
+    """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
+    unknown = scores.shape[1] - probabilities.shape[1]
+    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
+    return F.cross_entropy(in_full(scores), known, reduction="none")
+
+
 class AsymmetricCrossEntropy:
     """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.
 

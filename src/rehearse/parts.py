@@ -95,6 +95,11 @@ def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> St
     return parts_of(model, optimizer).stepped
 
 
+def buffer_copies(model: nn.Module) -> dict[str, Tensor]:
+    """Copies that a pass may move in place of the model's own."""
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
 def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Buffers that torch leaves out of a state, but that a pass may move."""
     saved = model.state_dict()

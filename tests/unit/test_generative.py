@@ -10,8 +10,8 @@ from torch import nn
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
-from rehearse.learners.generative import soft_cross_entropy
 from rehearse.learners.same_rows import can_stay
+from rehearse.losses import soft_cross_entropy
 from rehearse.nets import MLP, VAE, GatedMLP
 
 LR, RATE = 0.1, 0.01

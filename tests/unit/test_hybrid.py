@@ -418,7 +418,7 @@ def test_any_autoencoder_fits(codes: Any) -> None:
 def test_what_is_no_autoencoder_is_refused() -> None:
     classifier, other = Tiny(), nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (classifier, other)]
-    with pytest.raises(InvalidType, match="lacks encode or decode"):
+    with pytest.raises(InvalidType, match="lacks encode and decode"):
         AutoencoderReplay(classifier, optimizers[0], other, optimizers[1], ReservoirMemory(5))
     for bad in ({"codes": "int4"}, {"statistics": "own"}, {"refresh": "never"}, {"replay_share": 2}, {"budget": 0}):
         with pytest.raises(InvalidInput, match=next(iter(bad))):

@@ -24,12 +24,7 @@ from ..compute import (
     training_mode,
 )
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import (
-    Gradient,
-    chain_gradient,
-    gradient_of,
-    linear_uses,
-)
+from ..gradients import Gradient, chain_gradient, gradient_of, linear_uses
 from ..heads import fit, grow, outputs
 from ..lookahead import Lookahead, call_arguments
 from ..losses import CrossEntropy, Kind, as_loss, in_full

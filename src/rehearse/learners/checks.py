@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -28,6 +29,24 @@ def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None) -> N
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
     if prepare is not None and not callable(prepare):
         raise InvalidType(f"prepare is {prepare!r}; it must be a function of the inputs, or None")
+
+
+def check_second(network: Any, optimizer: Any, clip: Any, name: str, needs: Iterable[str]) -> None:
+    """A second network beside the classifier, with the small surface that it needs."""
+    check_parts(network, optimizer, clip)
+    lacking = [part for part in needs if not hasattr(network, part)]
+    if lacking:
+        raise InvalidType(
+            f"the {name} is a {type(network).__name__}, which lacks {' and '.join(lacking)} "
+            f"(see rehearse.latent.{name.capitalize()})"
+        )
+
+
+def one_tensor(rows: Any, name: str) -> Tensor:
+    """Prepared inputs, if the second network can take them."""
+    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+        raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
+    return rows
 
 
 def check_optimizer_fits(state: dict[str, Any], optimizer: torch.optim.Optimizer, kind: str | None = None) -> None:

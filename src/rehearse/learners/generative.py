@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, training_mode
-from ..errors import InvalidInput, InvalidType, RehearseError
+from ..errors import InvalidInput, RehearseError
 from ..gradients import Gradient, gradient_of, loss_gradient
-from ..latent import Elbo, Generator
-from ..losses import in_full
-from ..parts import stepped_parameters
+from ..latent import Elbo
+from ..losses import soft_cross_entropy
+from ..parts import buffer_copies, stepped_parameters
 from .base import PREDICTION_ROWS, Learner
-from .checks import check_not_negative, check_optimizer_fits, check_parts, check_positive
+from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, restored
 from .generative_retrieval import LatentRetrieval
@@ -74,17 +73,12 @@ class GenerativeReplay(Learner):
         seed: int = 0,
     ) -> None:
         super().__init__(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
-        check_parts(generator, generator_optimizer, clip)
-        if not isinstance(generator, Generator):
-            raise InvalidType(
-                f"the generator is a {type(generator).__name__}, which lacks one of latent, encode, decode and loss "
-                "(see rehearse.latent.Generator)"
-            )
+        check_second(generator, generator_optimizer, clip, "generator", ("latent", "encode", "decode", "loss"))
         check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
         check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator
         self.generator_optimizer = generator_optimizer
-        self.latent = generator.latent
+        self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
         self.memories, self.updates, self.replay_weight, self.reuse = memories, updates, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
@@ -255,14 +249,13 @@ class GenerativeReplay(Learner):
 
     def _gradient_of(self, batch: Batch) -> Gradient:
         """∇ℓ(B_n) for the classifier's look-ahead; statistics stay."""
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        scores = self._forward_prepared(batch.x, buffers or None)
+        scores = self._forward_prepared(batch.x, buffer_copies(self.model) or None)
         return self._gradient(mean_loss(self._losses(batch, False, scores)))
 
     def _generator_gradient_of(self, batch: Batch) -> Gradient:
         """The same for the generator, of −ELBO as it is trained."""
-        buffers = {name: buffer.clone() for name, buffer in self.generator.named_buffers()}
-        losses = self._generator_pass(batch.x, View(self.generator, buffers or None)).total(self.present_beta)
+        view = View(self.generator, buffer_copies(self.generator) or None)
+        losses = self._generator_pass(batch.x, view).total(self.present_beta)
         return loss_gradient(mean_loss(losses), self.generator, self.generator_optimizer)
 
     # ------------------------------------------------------------------------------------------------------ updates
@@ -342,10 +335,7 @@ class GenerativeReplay(Learner):
         return incoming
 
     def _prepared(self, x: Tree) -> Tensor:
-        rows = self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None
-        if not isinstance(rows, Tensor) or not rows.is_floating_point():
-            raise InvalidInput("a generator imagines one tensor of real numbers; these inputs are something else")
-        return rows
+        return one_tensor(self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None, "generator")
 
     @contextlib.contextmanager
     def _searching(self, *views: View) -> Iterator[None]:
@@ -403,10 +393,3 @@ class GenerativeReplay(Learner):
         for name, retrieval in self._retrievals().items():
             retrieval.load_state_dict(state["retrievals"][name])
         self.last_retrieved = None
-
-
-def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
-    """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
-    unknown = scores.shape[1] - probabilities.shape[1]
-    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
-    return F.cross_entropy(in_full(scores), known, reduction="none")

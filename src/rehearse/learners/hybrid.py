@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
-from ..compute import evaluation_mode, resolve_precision, scoring_mode
+from ..compute import evaluation_mode, scoring_mode
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient
-from ..latent import Autoencoder
 from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
+from ..parts import buffer_copies
 from .base import PREDICTION_ROWS, Learner
-from .checks import check_parts, check_positive, is_number
+from .checks import check_positive, check_second, is_number, one_tensor
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier, restored
 from .hybrid_codec import Codec, CodeType, Statistics
-from .hybrid_codes import BLOCK, CALIBRATION_ROWS, Form, brought_up_to_date, renewed, sizes
+from .hybrid_codes import CALIBRATION_ROWS, Form, brought_up_to_date, read_ahead, renewed, sizes
 from .hybrid_search import CodeSearch
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
@@ -92,12 +92,7 @@ class AutoencoderReplay(Learner):
         seed: int = 0,
     ) -> None:
         super().__init__(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
-        check_parts(autoencoder, autoencoder_optimizer, clip)
-        if not isinstance(autoencoder, Autoencoder):
-            raise InvalidType(
-                f"the autoencoder is a {type(autoencoder).__name__}, which lacks encode or decode "
-                "(see rehearse.latent.Autoencoder)"
-            )
+        check_second(autoencoder, autoencoder_optimizer, clip, "autoencoder", ("encode", "decode"))
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
         check_positive(
@@ -116,9 +111,6 @@ class AutoencoderReplay(Learner):
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
         if refresh not in get_args(Refresh):
             raise InvalidInput(f"refresh is {refresh!r}; it must be {' or '.join(get_args(Refresh))}")
-        computation = resolve_precision(precision, autoencoder, self.device)
-        if computation.channels_last:
-            autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.autoencoder, self.autoencoder_optimizer = autoencoder, autoencoder_optimizer
         self.memory, self.search = memory, search
         self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
@@ -128,7 +120,7 @@ class AutoencoderReplay(Learner):
         self.autoencode_virtual = autoencode_virtual
         self.refresh, self.refresh_every, self.snapshot_every = refresh, refresh_every, snapshot_every
         self.exclude_current_task = exclude_current_task
-        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, computation, clip, seed)
+        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, precision, clip, seed)
         self.codec = Codec(autoencoder, codes, statistics)
         self.previous: PreviousClassifier | None = None  # θ′, for the search alone
         self._begun: tuple[int, int] | None = None  # the task that is trained for, and the steps taken
@@ -215,8 +207,8 @@ class AutoencoderReplay(Learner):
         foreseen = Lookahead(self.model, self.optimizer, self.loss).foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
         with scoring_mode(model), scoring_mode(previous), self.computation.autocast(self.device, scoring=True):
-            before = View(previous, _buffers(previous))
-            after = View(model, foreseen | _buffers(model))
+            before = View(previous, buffer_copies(previous))
+            after = View(model, foreseen | buffer_copies(model))
             try:
                 stored = self.search.recall(self.memory, self.codec, codes, before, after, excluded, count)
             except RehearseError:
@@ -231,7 +223,7 @@ class AutoencoderReplay(Learner):
 
     def _virtual_gradient(self, batch: Batch) -> Gradient:
         """∇ℓ(B_n) for the foreseen step; batch-norm's statistics stay."""
-        scores = self._forward_prepared(batch.x, _buffers(self.model) or None)
+        scores = self._forward_prepared(batch.x, buffer_copies(self.model) or None)
         return self._gradient(mean_loss(self._losses(batch, False, scores)))
 
     def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
@@ -261,7 +253,7 @@ class AutoencoderReplay(Learner):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
                 order = torch.from_numpy(self.training.order(len(x), epoch, task))
-                read = self._read_ahead(slots, len(x))
+                read = read_ahead(self.codec, self.memory, slots, len(x))
             if number == 0 and read is not None:
                 self._rows_passed += len(read)
             with self.random:
@@ -281,15 +273,6 @@ class AutoencoderReplay(Learner):
             x = torch.cat([x, rehearsed])
         self.training.step(x)
         self._rows_passed += 2 * len(x)
-
-    def _read_ahead(self, slots: Tensor, rows: int) -> Tensor | None:
-        """What the codes at these slots stand for, read once for an epoch in which most are rehearsed several times.
-
-        For no more codes than the task has rows, which are all there anyway; the others are read as they are drawn.
-        """
-        if not 0 < len(slots) <= rows or self.codec.statistics == "batch":
-            return None
-        return torch.cat([self.codec.read(self.memory.get(some).x) for some in torch.split(slots, BLOCK)])
 
     def _refresh(self, sample: Tensor) -> None:
         self.codec = brought_up_to_date(self.codec, self.memory, self.autoencoder, sample)
@@ -350,7 +333,7 @@ class AutoencoderReplay(Learner):
         )
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        passed, kept = self._rows_passed, buffers or _buffers(self.model)
+        passed, kept = self._rows_passed, buffers or buffer_copies(self.model)
         try:
             with torch.no_grad(), evaluation_mode(self.model), self.random.borrowed():
                 rows = self._prepared(x)
@@ -375,10 +358,7 @@ class AutoencoderReplay(Learner):
         return accepted
 
     def _prepared(self, x: Tree) -> Tensor:
-        rows = self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None
-        if not isinstance(rows, Tensor) or not rows.is_floating_point():
-            raise InvalidInput("an autoencoder takes one tensor of real numbers; these inputs are something else")
-        return rows
+        return one_tensor(self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None, "autoencoder")
 
     # -------------------------------------------------------------------------------------------------------- state
 
@@ -434,8 +414,3 @@ class AutoencoderReplay(Learner):
         self._input = None if state["input"] is None else Form(*state["input"])
         if self.search is not None:
             self.search.load_state_dict(state["search"])
-
-
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Copies that a pass may move in place of the model's own."""
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}

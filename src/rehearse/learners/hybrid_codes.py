@@ -35,6 +35,16 @@ def brought_up_to_date(codec: Codec, memory: Memory, autoencoder: nn.Module, sam
     return new
 
 
+def read_ahead(codec: Codec, memory: Memory, slots: Tensor, rows: int) -> Tensor | None:
+    """What the codes at these slots stand for, read once for an epoch in which most are rehearsed several times.
+
+    For no more codes than the task has rows, which are all there anyway; the others are read as they are drawn.
+    """
+    if not 0 < len(slots) <= rows or codec.statistics == "batch":
+        return None
+    return torch.cat([codec.read(memory.get(some).x) for some in torch.split(slots, BLOCK)])
+
+
 class Form(NamedTuple):
     """Dtype and shape of a row of inputs, which nobody could tell from its code."""
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compute import Computation, numpy_generator, training_mode
+from ..compute import numpy_generator, resolve_precision, training_mode
 from ..errors import InvalidInput, RehearseError
 from ..gradients import loss_gradient
 from ..losses import in_full
@@ -30,12 +30,15 @@ class AutoencoderTraining:
         self,
         autoencoder: nn.Module,
         optimizer: torch.optim.Optimizer,
-        computation: Computation,
+        precision: str,
         clip: float | None,
         seed: int,
     ) -> None:
         self.autoencoder, self.optimizer = autoencoder, optimizer
-        self.computation, self.clip = computation, clip
+        device = next(autoencoder.parameters()).device
+        self.computation, self.clip = resolve_precision(precision, autoencoder, device), clip
+        if self.computation.channels_last:
+            autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seed = seed
         self.steps = 0
 
