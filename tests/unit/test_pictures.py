@@ -7,8 +7,9 @@ from typer.testing import CliRunner
 
 from rehearse.cli import app
 from rehearse.errors import MissingExtra
-from rehearse.experiment import Settings, execute
+from rehearse.experiment import Settings, execute, with_precision
 from rehearse.methods import resolve
+from rehearse.paper.target import Entry, Target
 from rehearse.report.pictures import check_pictures, draw_task
 
 Image = pytest.importorskip("PIL.Image")
@@ -48,6 +49,18 @@ def test_every_task_leaves_its_pictures_and_every_number_stays(method, names, tm
         with Image.open(path) as picture:
             low, high = picture.convert("L").getextrema()
         assert low < 60 < 200 < high  # ink and paper
+
+
+def test_a_figure_of_pictures_takes_one_run_and_its_numbers_count(tmp_path, monkeypatch):
+    spec = resolve("gen-mir", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
+    entry = Entry("GEN-MIR", "digits", "gen-mir", "split-mnist-5k", {"samples_per_task": 20})
+    figure = Target("figure3", "Pictures", (entry,), seeds=1, picture="retrieved")
+    monkeypatch.setattr("rehearse.cli.reproduce.find_targets", lambda names: [figure])
+    done = CliRunner().invoke(app, ["reproduce", "figure3", "--out", str(tmp_path), "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "tables" / "figure3.png").exists()
+    assert [path.stem for path in tmp_path.glob("*.json")] == [with_precision(spec).key]
+    assert not (tmp_path / with_precision(spec).key).exists()  # no second run
 
 
 def test_the_command_line_draws_and_the_page_shows(tmp_path):

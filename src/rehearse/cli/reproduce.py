@@ -73,11 +73,11 @@ def reproduce(
         return
     failed: list[Failed] = []
     if from_results is None:
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
+        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
         earlier = Results(results_in([out]))
         specs = list({spec.key: spec for target in chosen for spec in to_run(target, earlier, seeds)}.values())
-        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
-        _, failed = follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)
-        failed += _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
+        failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
     results = Results(results_in(from_results or [out]))
     found = [outcome(target, results, seeds) for target in chosen]
     if fill is not None:
@@ -92,8 +92,8 @@ def reproduce(
 
 
 def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
-    """The figures that are pictures need a run that draws them, beside those whose numbers count."""
-    place = out / "pictures"
+    """The figures that are pictures need a run that draws them; its numbers count where there are none yet."""
+    place, store = out / "pictures", Store(out)
     pictured = {spec.key: (spec, target) for target in targets if target.picture for spec in target.specs(1)}
     if not pictured:
         return []
@@ -102,6 +102,8 @@ def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: i
     finished, failed = follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for event in finished:
+        if store.get(event.spec) is None:
+            store.put(event.spec, event.result)
         target = next(t for spec, t in pictured.values() if spec.method == event.spec.method)
         drawn = sorted((place / event.spec.key / "images").glob(f"*-{target.picture}.png"))
         if drawn:
