@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from elsewhere import Elsewhere
 from measuring import Times, batches, interleaved
 from rehearse.compiled import compiler_at_hand
 from rehearse.compute import native_bfloat16
@@ -37,7 +38,8 @@ INTRODUCTION = """# Performance
 Made by `make bench`; do not edit. Ratios of CPU time a step within one run: one thread, interleaved repeats, the median
 and in brackets the quartiles over repeats. Incoming batch 10, budget 10, 50 candidates, memory of 500 unless said
 otherwise. *Literal* is the textbook step of `benchmarks/literal.py`: deep copy, flattened gradients, a mask over the
-whole memory, float32, torch's default layout. There is one part for each kind of processor that has been at hand.
+whole memory, float32, torch's default layout; it takes its turns in a process of its own, where nothing of the library
+is at work. There is one part for each kind of processor that has been at hand.
 """
 
 
@@ -61,8 +63,8 @@ class Effort:
 def against_each_other(kind: str, effort: Effort, *, compiled: bool) -> Iterator[Line]:
     """Ours against the literal step, ER-MIR against ER, and each fast path on and off."""
     subjects = {
-        "literal ER": literal_step(kind, mir=False),
-        "literal ER-MIR": literal_step(kind, mir=True),
+        "literal ER": Elsewhere(literal_step, kind, mir=False),
+        "literal ER-MIR": Elsewhere(literal_step, kind, mir=True),
         "ER": er(kind),
         "ER-MIR": er_mir(kind),
         "ER-MIR on the head": er_mir(kind, layers="head"),

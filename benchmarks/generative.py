@@ -4,8 +4,8 @@
     REHEARSE_DATA=... python benchmarks/generative.py --whole    one whole run each as well, seed 0, with evaluation
 
 At the published settings of Split MNIST (500 batches, the first 100 without replay), on one thread. *Literal* is the
-published program's step of `benchmarks/literal_generative.py`, in the same run on the same machine; ``--write`` puts
-the table into docs/performance-generative.md.
+published program's step of `benchmarks/literal_generative.py`, in the same run on the same machine, in turns;
+``--write`` puts the table into docs/performance-generative.md.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from elsewhere import Elsewhere
 from literal_generative import SETTINGS, Literal
+from measuring import seconds_here
 from rehearse.environment import environment
 from rehearse.experiment import Settings, execute
 from rehearse.learners import GenerativeReplay
@@ -37,8 +37,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance-generative.md"
 INTRODUCTION = """# Performance of replay from a generator
 
 Made by `python benchmarks/generative.py --write`; do not edit. CPU seconds at the published settings of Split MNIST,
-one thread, steps of ours and of the textbook (`benchmarks/literal_generative.py`) interleaved within one run. A run is
-reckoned as 100 batches without replay and 400 with it, without evaluation.
+one thread, steps of ours and of the textbook (`benchmarks/literal_generative.py`, in a process of its own, where nothing
+of the library is at work) interleaved within one run. A run is reckoned as 100 batches without replay and 400 with it,
+without evaluation.
 """
 
 
@@ -64,28 +65,21 @@ def rows(seed: int) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, CLASSES, (BATCH,), generator=generator)
 
 
-def seconds_of(step: Callable[[], object]) -> float:
-    started = time.thread_time()
-    step()
-    return time.thread_time() - started
-
-
 def measured(name: str, repeats: int) -> tuple[str, float]:
     """A row of the table, and how many times fewer seconds ours takes."""
-    learner, textbook = ours(name), Literal(SETTINGS[name])
+    learner, textbook = ours(name), Elsewhere(Literal, SETTINGS[name])
     times: dict[tuple[str, int], list[float]] = {}
     for task in (0, 1):
         for repeat in range(-1, repeats):  # the first is for warming up
             x, y = rows(100 * task + repeat + 1)
             turns = {
-                "ours": lambda x=x, y=y, task=task: learner.observe(x, y, task),
-                "literal": lambda x=x, y=y: textbook(x.float() / 255, y),
+                "ours": seconds_here(learner.observe, [(x, y, task)]),
+                "literal": textbook.seconds([(x.float() / 255, y)]),
             }
-            for who, step in turns.items():
-                seconds = seconds_of(step)
+            for who, seconds in turns.items():
                 if repeat >= 0:
                     times.setdefault((who, task), []).append(seconds)
-        textbook.end_task()
+        textbook.seconds([()], "end_task")
     median = {key: statistics.median(values) for key, values in times.items()}
     run = {who: BATCHES_PER_TASK * (median[who, 0] + (TASKS - 1) * median[who, 1]) for who in ("ours", "literal")}
     ratios = sorted(b / a for a, b in zip(times["ours", 1], times["literal", 1], strict=True))

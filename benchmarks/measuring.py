@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from elsewhere import Elsewhere
 from subjects import ROWS, Step, images
 
 
@@ -44,15 +46,22 @@ def batches(kind: str, count: int, classes: int = 10) -> Iterator[tuple[torch.Te
     yield from zip(x.split(ROWS), y.split(ROWS), strict=True)
 
 
-def interleaved(subjects: Mapping[str, Step], kind: str, *, repeats: int, steps: int, classes: int = 10) -> Times:
+def interleaved(
+    subjects: Mapping[str, Step | Elsewhere], kind: str, *, repeats: int, steps: int, classes: int = 10
+) -> Times:
     """Every subject takes its turn in every repeat, so that what disturbs the machine disturbs them alike."""
     values: dict[str, list[float]] = {name: [] for name in subjects}
     rows = list(batches(kind, steps, classes))
     for repeat in range(-1, repeats):
         for name, step in subjects.items():
-            started = time.thread_time()
-            for x, y in rows:
-                step(x, y)
+            seconds = step.seconds(rows) if isinstance(step, Elsewhere) else seconds_here(step, rows)
             if repeat >= 0:  # the first turn warms up
-                values[name].append((time.thread_time() - started) / steps * 1e3)
+                values[name].append(seconds / steps * 1e3)
     return Times(values)
+
+
+def seconds_here(step: Step, calls: Sequence[tuple[Any, ...]]) -> float:
+    started = time.thread_time()
+    for call in calls:
+        step(*call)
+    return time.thread_time() - started
