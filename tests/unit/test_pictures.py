@@ -1,16 +1,25 @@
 """Pictures of a run: drawn at the end of each task, without moving a number; through the engine to the page."""
 
+import dataclasses
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from rehearse.batch import Batch
 from rehearse.cli import app
 from rehearse.errors import MissingExtra
 from rehearse.experiment import Settings, execute, with_precision
+from rehearse.learners import Step
+from rehearse.learners.generative_parts import Retrieved
 from rehearse.methods import resolve
-from rehearse.paper.target import Entry, Target
-from rehearse.report.pictures import check_pictures, draw_task
+from rehearse.paper.target import Target
+from rehearse.paper.targets import TARGETS
+from rehearse.report.images import GAP, SCALE
+from rehearse.report.pictures import _retrieved, check_pictures, draw_task
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("jinja2")
@@ -51,16 +60,64 @@ def test_every_task_leaves_its_pictures_and_every_number_stays(method, names, tm
         assert low < 60 < 200 < high  # ink and paper
 
 
-def test_a_figure_of_pictures_takes_one_run_and_its_numbers_count(tmp_path, monkeypatch):
-    spec = resolve("gen-mir", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
-    entry = Entry("GEN-MIR", "digits", "gen-mir", "split-mnist-5k", {"samples_per_task": 20})
-    figure = Target("figure3", "Pictures", (entry,), seeds=1, picture="retrieved")
-    monkeypatch.setattr("rehearse.cli.reproduce.find_targets", lambda names: [figure])
-    done = CliRunner().invoke(app, ["reproduce", "figure3", "--out", str(tmp_path), "--jobs", "1"])
+def small(name: str) -> Target:
+    """A figure of the paper on few of the embedded digits."""
+    figure = TARGETS[name]
+    settings = {"samples_per_task": 20, "updates": 1}
+    entries = [dataclasses.replace(entry, stream="split-mnist-5k", settings=settings) for entry in figure.entries]
+    return dataclasses.replace(figure, entries=tuple(entries))
+
+
+def rows_of(path) -> int:
+    with Image.open(path) as picture:
+        return (picture.height // SCALE - GAP) // (28 + GAP)
+
+
+def test_figures_2_and_3_take_one_run_of_each_method_and_their_numbers_count(tmp_path, monkeypatch):
+    figures = [small("figure2"), small("figure3")]
+    monkeypatch.setattr("rehearse.cli.reproduce.find_targets", lambda names: figures)
+    done = CliRunner().invoke(app, ["reproduce", "figure2", "figure3", "--out", str(tmp_path), "--jobs", "1"])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "tables" / "figure3.png").exists()
-    assert [path.stem for path in tmp_path.glob("*.json")] == [with_precision(spec).key]
-    assert not (tmp_path / with_precision(spec).key).exists()  # no second run
+    tables = tmp_path / "tables"
+    rows = {path.stem: rows_of(path) for path in tables.glob("*.png")}
+    assert rows == {"figure2": 3, "figure3a": 2, "figure3b": 5}  # as in the paper: 3a of GEN, the others of GEN-MIR
+    assert all(f"{name} is drawn in {tables / name}.png" in done.output.replace("\n", "") for name in rows)
+    keys = {with_precision(spec).key for spec in figures[1].specs()}
+    assert {path.stem for path in tmp_path.glob("*.json")} == keys
+    assert not any((tmp_path / key).exists() for key in keys)  # no second run
+    written = tmp_path / "page.md"
+    shutil.copytree(tables, tmp_path / "figures")
+    words = ["reproduce", "figure3", "--from-results", str(tmp_path), "--write", str(written)]
+    assert CliRunner().invoke(app, words).output == ""
+    assert all(f"(figures/{name}.png)\n\n" in written.read_text("utf-8") for name in rows)
+
+
+def test_results_alone_hold_no_pictures_and_that_is_said(tmp_path):
+    words = ["reproduce", "figure2", "figure4", "--from-results", str(tmp_path), "--write", str(tmp_path / "page.md")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("is a picture of a run") == 1
+    assert "`rehearse reproduce figure2`" in done.output
+
+
+def test_a_run_for_a_picture_that_fails_is_not_tried_twice(tmp_path):
+    words = ["reproduce", "figure2", "--out", str(tmp_path / "out"), "--jobs", "1", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert "gen-mir on split-mnist, seed 0 failed: MNIST is not there" in done.output
+
+
+def test_the_rows_for_the_classifier_begin_with_the_most_interfered_where_they_start_from_the_prior():
+    x = torch.rand(6, 1, 2, 2)
+    learner = SimpleNamespace(last_retrieved=Retrieved(x[:2], x, x), classifier_retrieval=SimpleNamespace(init="prior"))
+    step = Step(0.0, 0.0, Batch(x.flip(0), torch.zeros(6)))
+    found = _retrieved(learner, step)
+    assert found.classifier.equal(x.flip(0))
+    assert found.generator.equal(x)
+    learner.classifier_retrieval.init = "encoder"
+    assert _retrieved(learner, step).classifier.equal(x)  # under the incoming row that it started from
+    learner.classifier_retrieval = None
+    assert _retrieved(learner, step).classifier.equal(x)
 
 
 def test_the_command_line_draws_and_the_page_shows(tmp_path):

@@ -20,7 +20,7 @@ from ..paper.target import Target
 from ..paper.targets import CONTROLS, GROUPS, TARGETS, find_targets
 from ..report.controls import controls_page
 from ..report.figures import write_figure
-from ..report.pictures import check_pictures, draw_task
+from ..report.pictures import check_pictures, draw_figures
 from ..report.reproduction import (
     Forecast,
     cost_table,
@@ -74,10 +74,14 @@ def reproduce(
     failed: list[Failed] = []
     if from_results is None:
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
-        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_task), jobs)
+        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs)
         earlier = Results(results_in([out]))
-        specs = list({spec.key: spec for target in chosen for spec in to_run(target, earlier, seeds)}.values())
+        tried = {event.spec.key for event in failed}
+        specs = [with_precision(spec) for target in chosen for spec in to_run(target, earlier, seeds)]
+        specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
         failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
+    else:
+        _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
     results = Results(results_in(from_results or [out]))
     found = [outcome(target, results, seeds) for target in chosen]
     if fill is not None:
@@ -92,23 +96,33 @@ def reproduce(
 
 
 def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
-    """The figures that are pictures need a run that draws them; its numbers count where there are none yet."""
-    place, store = out / "pictures", Store(out)
-    pictured = {spec.key: (spec, target) for target in targets if target.picture for spec in target.specs(1)}
-    if not pictured:
+    """The figures that are pictures need runs that draw them; their numbers count where there are none yet."""
+    place, store, tables = out / "pictures", Store(out), out / "tables"
+    specs = list({spec.key: spec for target in targets if target.pictures for spec in target.specs(1)}.values())
+    if not specs:
         return []
     check_pictures()
-    specs = [spec for spec, _ in pictured.values()]
     finished, failed = follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
-    (out / "tables").mkdir(parents=True, exist_ok=True)
+    tables.mkdir(parents=True, exist_ok=True)
     for event in finished:
         if store.get(event.spec) is None:
             store.put(event.spec, event.result)
-        target = next(t for spec, t in pictured.values() if spec.method == event.spec.method)
-        drawn = sorted((place / event.spec.key / "images").glob(f"*-{target.picture}.png"))
-        if drawn:
-            shutil.copyfile(drawn[-1], out / "tables" / f"{target.name}.png")
+        for picture in [one for target in targets for one in target.pictures if one.method == event.spec.method]:
+            images, file = place / event.spec.key / "images", tables / f"{picture.file}.png"
+            drawn = sorted(images.glob(f"task-*-{picture.drawn}.png"))
+            if drawn:
+                shutil.copyfile(drawn[-1], file)
+                _say(f"{picture.file} is drawn in {file}")
+            else:
+                _say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")
     return failed
+
+
+def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
+    """Results hold no pictures; those that lie in the folder are shown."""
+    for target in targets:
+        if target.pictures and not all((folder / f"{name}.png").exists() for name in target.drawings):
+            _say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
 
 
 def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
@@ -151,8 +165,13 @@ def _draw(found: Outcome, folder: Path) -> list[Path]:
     try:
         return write_figure(found, folder)
     except MissingExtra as problem:
-        errors.print(f"{found.target.name} is not drawn: {problem}", highlight=False, markup=False)
+        _say(f"{found.target.name} is not drawn: {problem}")
         return []
+
+
+def _say(sentence: str) -> None:
+    """On standard error, where it is not taken for a table."""
+    errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 def _write_page(found: list[Outcome], page: Path) -> None:
@@ -161,7 +180,9 @@ def _write_page(found: list[Outcome], page: Path) -> None:
     for one in found:
         _draw(one, folder)
     # pictures of runs are put there by hand from OUT/tables: they cannot be drawn from results
-    drawn = {one.target.name: folder / f"{one.target.name}{'.png' if one.target.picture else '.svg'}" for one in found}
-    drawn = {name: path for name, path in drawn.items() if path.exists()}
+    files = {
+        name: f"{name}{'.png' if one.target.pictures else '.svg'}" for one in found for name in one.target.drawings
+    }
+    drawn = {name: f"figures/{file}" for name, file in files.items() if (folder / file).exists()}
     make = controls_page if all(one.target.name in CONTROLS for one in found) else reproduction_page
-    page.write_text(make(found, {name: f"figures/{path.name}" for name, path in drawn.items()}), "utf-8")
+    page.write_text(make(found, drawn), "utf-8")

@@ -46,6 +46,16 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A figure that is a picture of a run, drawn after its last task: whose run, which picture, and the file's name."""
+
+    method: str
+    drawn: str
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
 class Target:
     """A table or figure: its entries, the seeds it was published with, and the pairs whose difference is shown.
 
@@ -61,8 +71,8 @@ class Target:
     pairs: tuple[tuple[str, str], ...] = ()
     note: str = ""
     column_pairs: tuple[tuple[str, str], ...] = ()
-    picture: str = ""
-    """For a figure that is a picture of one run: which of the pictures that the run draws after its last task."""
+    pictures: tuple[Picture, ...] = ()
+    """For a figure that is made of pictures of its runs."""
 
     def available(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.missing is None]
@@ -74,7 +84,13 @@ class Target:
             there_are = ", ".join(dict.fromkeys(entry.method for entry in self.entries))
             raise InvalidInput(f"{self.name} has no method {', '.join(sorted(unknown))}; it has {there_are}")
         kept = tuple(entry for entry in self.entries if entry.method in methods)
-        return replace(self, entries=kept)
+        pictures = tuple(picture for picture in self.pictures if picture.method in methods)
+        return replace(self, entries=kept, pictures=pictures)
+
+    @property
+    def drawings(self) -> dict[str, str]:
+        """The names of its files, where it is drawn, with what stands under each."""
+        return {picture.file: picture.caption for picture in self.pictures} or {self.name: self.title}
 
     def specs(self, seeds: int | None = None) -> list[Spec]:
         """What to run, every spec once: seed by seed, so that an early stop leaves pairs that can be compared."""

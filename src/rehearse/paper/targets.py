@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..streams import STREAMS
 from . import controls, own
 from .published import PUBLISHED, Cell, Setting, Table
-from .target import Entry, Target
+from .target import Entry, Picture, Target
 
 # All training rows of a task: a spec that asks for all of them and one that asks for none in particular are one run.
 WHOLE_TASK = {"split-cifar10": 9750}
@@ -90,10 +90,34 @@ def _figure4() -> Target:
     return Target("figure4", title, entries, 20, ("accuracy", "anytime_accuracy"), (("ER-MIR", "ER"),), note)
 
 
-def _picture(name: str, method: str, picture: str, title: str) -> Target:
-    """Figures 2 and 3 are pictures of one run."""
-    entry = Entry(method.upper(), "MNIST Split", method, "split-mnist")
-    return Target(name, title, (entry,), 1, ("accuracy", "generator-loss"), picture=picture)
+def _pictures(name: str, title: str, *pictures: Picture) -> Target:
+    """Figures 2 and 3 are pictures of one run of each method."""
+    entries = tuple(Entry(p.method.upper(), "MNIST Split", p.method, "split-mnist") for p in pictures)
+    return Target(name, title, entries, 1, ("accuracy", "generator-loss"), pictures=pictures)
+
+
+def _figure2() -> Target:
+    title = "Pictures: what GEN-MIR retrieves for the classifier in the last task of Split MNIST"
+    caption = (
+        "Top row: the last incoming batch, eights and nines. Below: the 20 of highest interference, highest first, of "
+        "the 100 samples that GEN-MIR retrieved for the classifier."
+    )
+    return _pictures("figure2", title, Picture("gen-mir", "retrieved-for-classifier", "figure2", caption))
+
+
+def _figure3() -> Target:
+    imagined = "(a) Samples of GEN's generator after the last task."
+    retrieved = (
+        "(b) Top row: the last incoming batch, eights and nines. Rows 2 and 3: the 20 of highest interference, highest "
+        "first, of the 100 samples that GEN-MIR retrieved for the classifier. Rows 4 and 5: the first 20, in no order, "
+        "of the 100 that it retrieved for the generator."
+    )
+    return _pictures(
+        "figure3",
+        "Pictures: what GEN imagines of Split MNIST, and what GEN-MIR retrieves in its last task",
+        Picture("gen", "imagined", "figure3a", imagined),
+        Picture("gen-mir", "retrieved", "figure3b", retrieved),
+    )
 
 
 def _hybrid(name: str, title: str, rows: Mapping[str, tuple[str, str | None]]) -> Target:
@@ -117,9 +141,8 @@ ABLATED: Rows = {"- test AE": ("ae", "ae-without-test"), "- train & test AE": ("
 
 
 def _figures() -> Iterable[Target]:
-    imagined, retrieved = "what GEN imagines of Split MNIST", "what GEN-MIR retrieves in the last task of Split MNIST"
-    yield _picture("figure2", "gen", "imagined", f"Pictures: {imagined}, after its last task")
-    yield _picture("figure3", "gen-mir", "retrieved", f"Pictures: {retrieved}, under the incoming batch")
+    yield _figure2()
+    yield _figure3()
     yield _figure4()
     yield _hybrid("figure5", "The hybrid on Split CIFAR-10 by the number of stored codes", AE | AE_MIR)
     yield _hybrid("figure6", "The hybrid with real images at test time, and in training too", AE | ABLATED)

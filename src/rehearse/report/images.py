@@ -48,8 +48,8 @@ def reconstructions_figure(
 def retrieved_figure(retrieved: Retrieved, path: Path | str, *, value_range: tuple[float, float] = (0, 1)) -> Path:
     """The incoming batch, and under it what was replayed for the classifier and for the generator.
 
-    ``retrieved`` is `GenerativeReplay.last_retrieved`. Where the search started from the incoming batch's codes, what
-    stands under an incoming row started from it.
+    ``retrieved`` is `GenerativeReplay.last_retrieved`, whose rows are in no order of interference. Where the search
+    started from the incoming batch's codes, what stands under an incoming row started from it.
     """
     width = len(retrieved.incoming)
     rows = [("incoming", retrieved.incoming)]

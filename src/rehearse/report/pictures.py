@@ -18,6 +18,7 @@ from ..errors import InvalidInput, MissingExtra
 from ..experiment import Run
 from ..learners import Step
 from ..learners.generative import GenerativeReplay
+from ..learners.generative_parts import Retrieved
 from ..learners.hybrid import AutoencoderReplay
 from ..methods import prepare_for
 from .images import reconstructions_figure, retrieved_figure, write_grid
@@ -35,16 +36,15 @@ def check_pictures() -> None:
 
 def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
     """The pictures of the task that ends with this batch."""
-    value_range = (-1.0, 1.0) if run.stream.scaling == "symmetric" else (0.0, 1.0)
-    name = f"task-{batch.task + 1:02d}" if isinstance(batch.task, int) else "end"
-    images = folder / "images"
+    value_range, name, images = _value_range(run), _name(batch), folder / "images"
     learner = run.learner
     if isinstance(learner, GenerativeReplay):
         samples = learner.imagine(IMAGINED)
         rows = [("imagined", samples[start : start + COLUMNS]) for start in range(0, IMAGINED, COLUMNS)]
         write_grid(rows, images / f"{name}-imagined.png", value_range=value_range)
-        if learner.last_retrieved is not None and learner.last_retrieved.classifier is not None:
-            retrieved_figure(learner.last_retrieved, images / f"{name}-retrieved.png", value_range=value_range)
+        retrieved = _retrieved(learner, step)
+        if retrieved is not None:
+            retrieved_figure(retrieved, images / f"{name}-retrieved.png", value_range=value_range)
         return
     if isinstance(learner, AutoencoderReplay):
         tests = run.stream.evaluation["test"][: batch.task + 1 if isinstance(batch.task, int) else None]
@@ -57,6 +57,36 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
         parts = [("incoming", _tensor(prepare(batch.x)))]
         parts += [("recalled", part) for part in torch.split(recalled, COLUMNS)]
         write_grid(parts, images / f"{name}-recalled.png", value_range=value_range)
+
+
+def draw_figures(run: Run, batch: Batch, step: Step, folder: Path) -> None:
+    """The same, and Figure 2 of the paper: what was retrieved for the classifier alone."""
+    draw_task(run, batch, step, folder)
+    retrieved = _retrieved(run.learner, step) if isinstance(run.learner, GenerativeReplay) else None
+    if retrieved is not None:
+        path = folder / "images" / f"{_name(batch)}-retrieved-for-classifier.png"
+        retrieved_figure(retrieved._replace(generator=None), path, value_range=_value_range(run))
+
+
+def _retrieved(learner: GenerativeReplay, step: Step) -> Retrieved | None:
+    """What the last step replayed; for the classifier the most interfered first, as `Step.recalled` has them.
+
+    Where the search starts from the incoming batch's codes, a row stays under the one that it started from.
+    """
+    retrieved, search = learner.last_retrieved, learner.classifier_retrieval
+    if retrieved is None or retrieved.classifier is None:
+        return None
+    if search is None or search.init == "encoder" or step.recalled is None:
+        return retrieved
+    return retrieved._replace(classifier=_tensor(step.recalled.x))
+
+
+def _value_range(run: Run) -> tuple[float, float]:
+    return (-1.0, 1.0) if run.stream.scaling == "symmetric" else (0.0, 1.0)
+
+
+def _name(batch: Batch) -> str:
+    return f"task-{batch.task + 1:02d}" if isinstance(batch.task, int) else "end"
 
 
 def _tensor(x: object) -> Tensor:

@@ -178,7 +178,7 @@ def command(line: Line, target: str) -> str:
 
 
 def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
-    """Everything as one Markdown page; ``figures`` are pictures by target, relative to the page."""
+    """Everything as one Markdown page; ``figures`` are files, relative to it, by name (`Target.drawings`)."""
     verdicts = [line.judgement for one in outcomes for line in one.lines]
     counts = ", ".join(f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
     hours = sum(_cpu_seconds(one) for one in outcomes) / 3600
@@ -197,8 +197,10 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
     parts = [head]
     for one in outcomes:
         parts.append(outcome_markdown(one))
-        if one.target.name in figures:
-            parts.append(f"![{one.target.title}]({figures[one.target.name]})\n")
+        for name, caption in one.target.drawings.items():
+            if name in figures:
+                parts.append(f"![{one.target.title}]({figures[name]})\n")
+                parts += [f"{caption}\n"] if one.target.pictures else []
     return "\n".join(parts)
 
 
