@@ -16,7 +16,7 @@ import torch
 
 
 class Elsewhere:
-    """What ``make(*arguments, **keywords)`` gives, in another process; asked to do something, it says what that took."""
+    """What ``make(*arguments, **keywords)`` gives, in another process; it says how long it took over what is asked."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
         context = multiprocessing.get_context("spawn")

@@ -37,9 +37,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance-generative.md"
 INTRODUCTION = """# Performance of replay from a generator
 
 Made by `python benchmarks/generative.py --write`; do not edit. CPU seconds at the published settings of Split MNIST,
-one thread, steps of ours and of the textbook (`benchmarks/literal_generative.py`, in a process of its own, where nothing
-of the library is at work) interleaved within one run. A run is reckoned as 100 batches without replay and 400 with it,
-without evaluation.
+one thread, steps of ours and of the textbook (`benchmarks/literal_generative.py`, in a process of its own, where
+nothing of the library is at work) interleaved within one run. A run is reckoned as 100 batches without replay and 400
+with it, without evaluation.
 """
 
 

@@ -10,6 +10,7 @@ ceremony take as long as the products. What such a model computes is known, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class Link(NamedTuple):
 def chain_of(model: nn.Module) -> tuple[Link, ...] | None:
     """The model's linear layers in order, if it is nothing but flattening, linear layers and ReLUs in a row, nobody
     listens, and every parameter is one to train."""
-    if not isinstance(model, nn.Sequential) or _listened_to_everywhere():
+    if not isinstance(model, nn.Sequential) or listened_to_everywhere():
         return None
     start: nn.Module = model
     while isinstance(start, nn.Sequential) and len(start):
@@ -50,17 +51,19 @@ def chain_of(model: nn.Module) -> tuple[Link, ...] | None:
     links: list[Link] = []
     if not _follow(model, "", links, type(start) is nn.Flatten) or not links:
         return None
-    return tuple(links) if len({id(link.linear) for link in links}) == len(links) else None
+    if len({id(link.linear) for link in links}) < len(links):
+        return None
+    shapes = [link.linear.weight.shape for link in links]
+    fits = all(before[0] == after[1] for before, after in pairwise(shapes))
+    return tuple(links) if fits else None
 
 
 def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> bool:
     """Append the links of a module; False if there is something in it that is not understood."""
     held = vars(module)
-    if "forward" in held or held["_forward_hooks"] or held["_forward_pre_hooks"]:
+    if listened_to(module):
         return False
-    if held["_backward_hooks"] or held["_backward_pre_hooks"]:
-        return False
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+    if isinstance(module, nn.Sequential) and is_as_torch_made_it(type(module)):
         start = f"{name}." if name else ""
         return all(_follow(part, start + key, links, flattens) for key, part in held["_modules"].items())
     if type(module) is nn.Linear:
@@ -77,7 +80,28 @@ def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> 
     return type(module) is nn.Flatten and not links and (module.start_dim, module.end_dim) == (1, -1)
 
 
-def _listened_to_everywhere() -> bool:
+def listened_to(module: nn.Module) -> bool:
+    """Whether somebody hooked into this module, or put another forward in the place of its own."""
+    held = vars(module)
+    return bool(
+        "forward" in held
+        or held["_forward_hooks"]
+        or held["_forward_pre_hooks"]
+        or held["_backward_hooks"]
+        or held["_backward_pre_hooks"]
+    )
+
+
+def is_as_torch_made_it(kind: type[nn.Module]) -> bool:
+    """Whether a subclass of `nn.Sequential` passes rows on as that does."""
+    plain = nn.Sequential
+    return kind is plain or (
+        kind.forward is plain.forward and kind.__call__ is plain.__call__ and kind.__iter__ is plain.__iter__  # type: ignore[attr-defined]
+    )
+
+
+def listened_to_everywhere() -> bool:
+    """Whether somebody hooked into all modules there are."""
     return bool(
         hooks._global_forward_hooks
         or hooks._global_forward_pre_hooks

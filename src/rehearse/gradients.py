@@ -152,7 +152,7 @@ def _chain_gradient(
     found = torch.autograd.grad(loss, wanted, allow_unused=True)
     parts = [chain_gradient(each, of, stepped) for each, of in zip(passes, found, strict=False) if of is not None]
     named = {name: value for name, value in zip(stepped, found[len(passes) :], strict=True) if value is not None}
-    return functools.reduce(add_gradients, [*parts, *([named] if named else [])])
+    return functools.reduce(add_gradients, [*parts, *([named] if named or not parts else [])])
 
 
 def chain_gradient(of: ChainPass, of_scores: Tensor, stepped: Stepped) -> Gradient:

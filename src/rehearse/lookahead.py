@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .batch import Batch, Tree, tree_leaves
+from .batch import Batch, Tree, pick, tree_leaves
 from .chain import ChainPass, can_pass
 from .compiled import compiled_or_none
 from .compute import Computation, is_fixed, prepare_for_model, random_state_kept, scoring_mode
@@ -30,12 +30,12 @@ from .parts import stepped_parameters as stepped_parameters
 
 
 class _Taken(NamedTuple):
-    """Rows that were taken from a scored batch: they, as they were, and which rows of which pass they are."""
+    """Rows that were taken from a scored batch: they, and which rows of which inputs and of which pass they are."""
 
     batch: Batch
-    version: int
-    passed: ChainPass
+    among: Tensor
     rows: Tensor
+    passed: ChainPass
 
 
 class Lookahead:
@@ -150,7 +150,7 @@ class Lookahead:
         chosen = candidates.take(rows.cpu())
         scored, self._scored = self._scored, None
         if scored is not None and scored[0] is candidates and is_fixed(self.prepare):
-            self._taken = _Taken(chosen, chosen.x._version, scored[1], rows)
+            self._taken = _Taken(chosen, candidates.x, rows, scored[1])
         return chosen
 
     def pass_of(self, batch: Batch) -> ChainPass | None:
@@ -159,9 +159,14 @@ class Lookahead:
         Only a chain's: it has neither dropout nor batch statistics, so training would make the same.
         """
         taken, self._taken = self._taken, None
-        if taken is None or taken.batch is not batch or batch.x._version != taken.version:
-            return None  # rows may come from elsewhere, or have been changed on the way
-        return taken.passed.rows(taken.rows) if taken.passed.current else None
+        if taken is None or taken.batch is not batch or not taken.passed.current:
+            return None  # rows may come from elsewhere
+        same = torch.equal(batch.x, pick(taken.among, taken.rows))  # or have been changed on the way
+        return taken.passed.rows(taken.rows) if same else None
+
+    def clear(self) -> None:
+        """Let go of all rows that were scored: they are no longer needed, or are to be forgotten."""
+        self._scored = self._taken = None
 
     def pass_through(self, batch: Batch) -> None:
         """Pass a batch as scoring does, for the sake of the statistics that it leaves."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from rehearse.batch import Batch
 from rehearse.chain import ChainPass, chain_of, pass_chain
+from rehearse.errors import InvalidInput
 from rehearse.gradients import gradient_of
 from rehearse.learners import Replay
 from rehearse.losses import CrossEntropy
@@ -57,6 +59,11 @@ class Doubled(nn.Sequential):
         return 2 * super().forward(x)
 
 
+class Called(nn.Sequential):
+    def __call__(self, x: Tensor) -> Tensor:
+        return 3 * super().__call__(x)
+
+
 def hooked(kind: str) -> nn.Module:
     model = plain()
     getattr(model[1], kind)(lambda *arguments: None)
@@ -93,6 +100,8 @@ def patched() -> nn.Module:
         lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)),
         lambda: Doubled(nn.Linear(4, 2)),
         lambda: nn.Sequential(Doubled(nn.Linear(4, 2))),
+        lambda: Called(nn.Linear(4, 2)),
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(2, 2)),
         lambda: hooked("register_forward_hook"),
         lambda: hooked("register_forward_pre_hook"),
         lambda: hooked("register_full_backward_hook"),
@@ -265,7 +274,17 @@ class ChangingInPlace(MostInterfered):
         return recalled, scores
 
 
-@pytest.mark.parametrize("kind", [Changing, ChangingInPlace])
+class ChangingUnseen(MostInterfered):
+    """Changes the rows behind torch's back."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        recalled, scores = super().__call__(*arguments)
+        if recalled is not None:
+            recalled.x.numpy()[...] *= 0.5
+        return recalled, scores
+
+
+@pytest.mark.parametrize("kind", [Changing, ChangingInPlace, ChangingUnseen])
 def test_rows_that_a_retrieval_changes_are_passed_as_they_are_given(kind: type[MostInterfered]) -> None:
     fast, slow = learner(Replay, kind(15)), learner(NothingByHand, kind(15))
     for x, y, task in stream():
@@ -288,3 +307,49 @@ def test_rows_that_are_prepared_at_random_are_prepared_again() -> None:
         step = made.observe(x, y, task)
     assert step.recalled is not None
     assert prepared == [5, 15, 4]  # incoming, candidates, recalled
+
+
+# ------------------------------------------------------------------------------------------- what is said and kept
+
+
+def test_layers_that_do_not_fit_are_told_as_any_model_that_cannot_take_a_batch() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(20, 40), nn.ReLU(), nn.Linear(30, 5))
+    made = Replay(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(10))
+    with pytest.raises(InvalidInput, match="the model cannot take this batch"):
+        made.observe(*rows(5))
+
+
+def test_nothing_of_the_rows_stays_in_the_look_ahead() -> None:
+    class Failing(MostInterfered):
+        def __call__(self, *arguments: Any) -> Any:
+            super().__call__(*arguments)
+            raise InvalidInput("no")
+
+    made = learner(Replay, Failing(15))
+    with contextlib.suppress(InvalidInput):
+        for x, y, task in stream(12):
+            made.observe(x, y, task)
+    assert made.lookahead._taken is None
+    assert made.lookahead._scored is None
+
+
+def test_a_loss_of_neither_scores_nor_parameters_moves_nothing() -> None:
+    own = nn.Parameter(torch.ones(()))
+    made = learner(Replay, loss=lambda scores, y: own.expand(len(y)) * 1.0)
+    before = [parameter.detach().clone() for parameter in made.model.parameters()]
+    for x, y, task in stream(3):
+        made.observe(x, y, task)
+    for parameter, was in zip(made.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, was)
+
+
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+def test_in_reduced_precision_torch_passes_the_chain(how: str) -> None:
+    options: dict[str, Any] = {"precision": "bfloat16"} if how == "bfloat16" else {}
+    fast, slow = learner(Replay, **options), learner(NothingByHand, **options)
+    around = torch.autocast("cpu", dtype=torch.bfloat16) if how == "autocast" else contextlib.nullcontext()
+    with around:
+        for x, y, task in stream(12):
+            first, second = fast.observe(x, y, task), slow.observe(x, y, task)
+            assert first.incoming_loss == second.incoming_loss  # to the bit: the same passes, not by hand

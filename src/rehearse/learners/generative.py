@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, training_mode
-from ..errors import InvalidInput, RehearseError
+from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, gradient_of, loss_gradient
 from ..latent import Elbo
 from ..losses import soft_cross_entropy
-from ..parts import buffer_copies, stepped_parameters
+from ..parts import buffer_copies, stepped_parameters, unsaved_buffers
 from .base import PREDICTION_ROWS, Learner
 from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
 from .generative_objectives import View, classifier_objective, generator_objective
-from .generative_parts import Imagined, Retrieved, Snapshot, restored
-from .generative_retrieval import LatentRetrieval
+from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
+from .generative_retrieval import LatentRetrieval, check_retrievals
 from .same_rows import SameRows, can_stay
 from .step import Step, mean_loss, step_along
 
@@ -74,16 +74,21 @@ class GenerativeReplay(Learner):
     ) -> None:
         super().__init__(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
         check_second(generator, generator_optimizer, clip, "generator", ("latent", "encode", "decode", "loss"))
+        check_retrievals(classifier_retrieval, generator_retrieval)
+        if not isinstance(reuse, bool):
+            raise InvalidType(f"reuse is {reuse!r}; it must be True or False")
         check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
         check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator
         self.generator_optimizer = generator_optimizer
+        check_positive(latent=generator.latent)
         self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
         self.memories, self.updates, self.replay_weight, self.reuse = memories, updates, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.previous: Snapshot | None = None
         self.last_retrieved: Retrieved | None = None
+        self._generator_checked = False  # on rows of the stream, when the first are there
         self._batches_since_snapshot = 0
         self._rows_of_task = 0
         self._last_gradients: dict[str, Gradient] = {}  # of the last step, for the stale look-ahead alone
@@ -108,7 +113,7 @@ class GenerativeReplay(Learner):
 
     def end_task(self) -> None:
         """θ′, φ′, γ′ ← θ, φ, γ."""
-        if self._batches_since_snapshot and self.task is not None:
+        if self._batches_since_snapshot:
             self._take_snapshot()
 
     def generator_losses(self, x: Tree) -> Elbo:
@@ -163,8 +168,10 @@ class GenerativeReplay(Learner):
         return self
 
     def grow(self, classes: int) -> int:
-        self._last_gradients.pop("classifier", None)
-        return super().grow(classes)
+        added = super().grow(classes)
+        if added:
+            self._last_gradients.pop("classifier", None)
+        return added
 
     # --------------------------------------------------------------------------------------------------- snapshots
 
@@ -196,7 +203,7 @@ class GenerativeReplay(Learner):
             return self._imagined(self._prior(self.memories * len(batch)))
         retrieval = self.classifier_retrieval
         gradient = self._stale_gradient("classifier", retrieval) or self._gradient_of(batch)
-        foreseen = View(self.model, retrieval.foresee(self.model, self.optimizer, gradient))
+        foreseen = View(self.model, retrieval.foresee(self.model, self.optimizer, gradient, self.clip))
         reference = View(self.previous.classifier if retrieval.reference == "snapshot" else self.model)
         generator = View(self.previous.generator)
         objective = classifier_objective(retrieval.coefficients, generator, reference, foreseen)
@@ -213,7 +220,9 @@ class GenerativeReplay(Learner):
             return self._imagined(self._prior(self.memories * len(batch)), labels=False)
         retrieval = self.generator_retrieval
         gradient = self._stale_gradient("generator", retrieval) or self._generator_gradient_of(batch)
-        foreseen = View(self.generator, retrieval.foresee(self.generator, self.generator_optimizer, gradient))
+        foreseen = View(
+            self.generator, retrieval.foresee(self.generator, self.generator_optimizer, gradient, self.clip)
+        )
         snapshot = retrieval.reference == "snapshot"
         reference = View(self.previous.generator if snapshot else self.generator)
         classifier = View(self.previous.classifier if snapshot else self.model)
@@ -229,6 +238,7 @@ class GenerativeReplay(Learner):
         assert self.previous is not None
         if retrieval.init == "prior":
             return self._prior(rows)
+        self._rows_passed += len(batch)
         with torch.no_grad():
             mean, log_variance = View(self.previous.generator).encode(batch.x)
             turns = rows // len(batch)
@@ -331,7 +341,12 @@ class GenerativeReplay(Learner):
 
     def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
         incoming = super()._accept(x, y, task, id)
-        self._prepared(incoming.x[:1] if isinstance(incoming.x, Tensor) else incoming.x)
+        with self.random.borrowed():
+            rows = self._prepared(incoming.x[:2] if isinstance(incoming.x, Tensor) else incoming.x)
+            if not self._generator_checked:
+                with torch.no_grad(), evaluation_mode(self.generator):
+                    check_generator(self.generator, rows, self.latent, searched=bool(self._retrievals()))
+                self._generator_checked = True
         return incoming
 
     def _prepared(self, x: Tree) -> Tensor:
@@ -371,7 +386,9 @@ class GenerativeReplay(Learner):
     def _own_state(self) -> dict[str, Any]:
         return {
             "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
+            "generator_buffers": {name: value.clone() for name, value in unsaved_buffers(self.generator).items()},
             "generator_optimizer": copy.deepcopy(self.generator_optimizer.state_dict()),
+            "generator_optimizer_kind": type(self.generator_optimizer).__name__,
             "previous": None if self.previous is None else self.previous.state_dict(),
             "batches_since_snapshot": self._batches_since_snapshot,
             "rows_of_task": self._rows_of_task,
@@ -380,8 +397,14 @@ class GenerativeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        if state["retrievals"].keys() != self._retrievals().keys():
+            searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
+            raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         self.generator.load_state_dict(state["generator"])
-        check_optimizer_fits(state["generator_optimizer"], self.generator_optimizer)
+        for name, buffer in unsaved_buffers(self.generator).items():
+            buffer.copy_(state["generator_buffers"][name])
+        kind = state["generator_optimizer_kind"]
+        check_optimizer_fits(state["generator_optimizer"], self.generator_optimizer, kind)
         self.generator_optimizer.load_state_dict(copy.deepcopy(state["generator_optimizer"]))
         self.previous = None
         if state["previous"] is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..compute import RandomState
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import in_full
@@ -174,11 +176,19 @@ def generator_objective(
     reference makes of it, as the published runs do.
     """
 
+    # Where reconstruction weighs, one draw of the noise of q(z|x) serves both sides and all steps: what differs between
+    # two points is the points.
+    noise = RandomState(int(torch.randint(1 << 62, ()))) if coefficients.reconstruction else None
+
+    def judged(network: View, x: Tensor) -> Elbo:
+        with nullcontext() if noise is None else noise.borrowed():
+            return network.loss(x)
+
     def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
         x = reference.decode(z)
         found: dict[str, Tensor] = {}
         if "reconstruction" in wanted:
-            after, before = foreseen.loss(foreseen.decode(z) if decode == "own" else x), reference.loss(x)
+            after, before = judged(foreseen, foreseen.decode(z) if decode == "own" else x), judged(reference, x)
             found = {"kl": after.kl - before.kl, "reconstruction": after.reconstruction - before.reconstruction}
         elif "kl" in wanted:
             after_kl = gaussian_kl(*foreseen.encode(foreseen.decode(z) if decode == "own" else x))

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
+from ..errors import InvalidInput
 from ..heads import find_head, outputs, resize
+from ..parts import buffer_copies, unsaved_buffers
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,22 @@ class Snapshot:
         return cls(frozen_copy(classifier), frozen_copy(generator))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": {name: value.clone() for name, value in self.classifier.state_dict().items()},
-            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
+        networks = {"classifier": self.classifier, "generator": self.generator}
+        saved: dict[str, Any] = {
+            name: {key: value.clone() for key, value in network.state_dict().items()}
+            for name, network in networks.items()
+        }
+        return saved | {
+            f"{name}_buffers": {key: value.clone() for key, value in unsaved_buffers(network).items()}
+            for name, network in networks.items()
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
         self.generator.load_state_dict(state["generator"])
+        for name, network in (("classifier", self.classifier), ("generator", self.generator)):
+            for key, buffer in unsaved_buffers(network).items():
+                buffer.copy_(state[f"{name}_buffers"][key])
 
 
 @dataclass(frozen=True)
@@ -88,13 +98,49 @@ class Retrieved(NamedTuple):
 def restored(network: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """After an error, the network with its buffers and its optimiser are what they were before the block."""
     kept = {name: value.clone() for name, value in network.state_dict().items()}
+    buffers = buffer_copies(network)
     state = copy.deepcopy(optimizer.state_dict())
     try:
         yield
     except BaseException:
         network.load_state_dict(kept)
+        for name, buffer in network.named_buffers():
+            buffer.copy_(buffers[name])
         optimizer.load_state_dict(state)
         raise
+
+
+def check_generator(generator: nn.Module, x: Tensor, latent: int, *, searched: bool) -> None:
+    """Refuse a generator that does not do with these rows what `rehearse.latent.Generator` says.
+
+    ``searched`` says that its decoder must pass a gradient on to z.
+    """
+    rows = len(x)
+
+    def asked(method: str, argument: Tensor) -> Any:
+        try:
+            return getattr(generator, method)(argument)
+        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+            shape = tuple(argument.shape)
+            raise InvalidInput(f"the generator's {method} fails for rows of shape {shape}: {problem}") from problem
+
+    codes = asked("encode", x)
+    if not _are_two(codes, (rows, latent)):
+        raise InvalidInput(f"the generator's encode must give a mean and a log-variance, each of shape {rows, latent}")
+    with torch.enable_grad():
+        decoded = asked("decode", codes[0].detach().requires_grad_())
+    if not isinstance(decoded, Tensor) or decoded.shape != x.shape:
+        found = tuple(decoded.shape) if isinstance(decoded, Tensor) else type(decoded).__name__
+        raise InvalidInput(f"the generator's decode gives {found}; inputs have shape {tuple(x.shape)}")
+    if searched and not decoded.requires_grad:
+        raise InvalidInput("the generator's decode passes no gradient on to z, so there is nothing to search by")
+    if not _are_two(asked("loss", x), (rows,)):
+        raise InvalidInput("the generator's loss must give reconstruction and KL, one value a row each")
+
+
+def _are_two(values: Any, shape: tuple[int, ...]) -> bool:
+    pair = isinstance(values, tuple) and len(values) == 2
+    return pair and all(isinstance(value, Tensor) and value.shape == shape for value in values)
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..errors import InvalidInput
+from ..errors import InvalidInput, InvalidType
 from ..latent import LatentSearch
 from ..lookahead import Gradient, Lookahead
 from .checks import check_positive, is_number
@@ -55,19 +55,25 @@ class LatentRetrieval:
         for name, choice in (choices | {"virtual_step": VirtualStep}).items():
             if getattr(self, name) not in get_args(choice):
                 raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(get_args(choice))}")
+        if not isinstance(self.search, LatentSearch) or not isinstance(self.coefficients, Coefficients):
+            raise InvalidType(
+                "a retrieval is made of a LatentSearch and Coefficients: LatentRetrieval(search, coefficients)"
+            )
         check_positive(ranking=self.ranking)
         if self.rate is not None and not (is_number(self.rate) and self.rate > 0):
             raise InvalidInput(f"rate is {self.rate!r}; it must be positive, or None for the optimiser's own")
         self.measured = Measured()
 
-    def foresee(self, model: nn.Module, optimizer: torch.optim.Optimizer, gradient: Gradient) -> dict[str, Tensor]:
-        """The parameters that the coming step would make, by name."""
+    def foresee(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, gradient: Gradient, clip: float | None = None
+    ) -> dict[str, Tensor]:
+        """The parameters that the coming step would make, by name; ``clip`` is that of the optimiser's real step."""
         if self.virtual_step == "sgd" and self.rate is not None:
             return {
                 name: parameter.detach() - self.rate * gradient[name] if name in gradient else parameter.detach()
                 for name, parameter in model.named_parameters()
             }
-        return Lookahead(model, optimizer, virtual_step=self.virtual_step).foresee(gradient)
+        return Lookahead(model, optimizer, virtual_step=self.virtual_step, clip=clip).foresee(gradient)
 
     def __call__(
         self, objective: Objective, rows: int, start: Callable[[int], Tensor], plain: Callable[[int], Tensor]
@@ -78,8 +84,12 @@ class LatentRetrieval:
         """
         first = start(rows * self.ranking)
         found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
-        z = plain(rows) if found is None else found
-        after = objective.measure(z)
+        after = None if found is None else objective.measure(found)
+        if after is not None and not all(bool(values.isfinite().all()) for values in after):
+            self.search.fallbacks += 1  # finite points, but so far out that the networks make no numbers of them
+            after = None
+        z = plain(rows) if found is None or after is None else found
+        after = objective.measure(z) if after is None else after
         self.measured.add(objective.measure(first, objective.first), after)
         return z, after[0]
 
@@ -130,3 +140,16 @@ class Measured:
         return {
             name: total / self.count if self.count else None for name, total in zip(MEASURES, self.sums, strict=True)
         }
+
+
+def check_retrievals(for_classifier: Any, for_generator: Any) -> None:
+    """Refuse what a learner could not search with, or could not count."""
+    for retrieval in (for_classifier, for_generator):
+        if retrieval is not None and not isinstance(retrieval, LatentRetrieval):
+            raise InvalidType(f"what is imagined is retrieved by a LatentRetrieval; this is {retrieval!r}")
+    if for_classifier is not None and for_classifier.coefficients.reconstruction:
+        raise InvalidInput(
+            "a classifier reconstructs nothing: the coefficient reconstruction is for the generator alone"
+        )
+    if for_classifier is not None and for_generator is not None and for_classifier.search is for_generator.search:
+        raise InvalidInput("classifier and generator need a retrieval and a search each: they count what they find")

@@ -154,7 +154,7 @@ class AutoencoderReplay(Learner):
 
     def end_task(self) -> None:
         """θ′ ← θ."""
-        if self._batches_since_snapshot and self.task is not None:
+        if self._batches_since_snapshot:
             self._take_snapshot()
 
     def _enter(self, incoming: Batch, prepared: bool) -> Batch:
@@ -351,7 +351,8 @@ class AutoencoderReplay(Learner):
     def _accepted_inputs(self, x: Tree) -> Tensor:
         """One tensor, such as came before: what a memory of codes could not tell by looking at them."""
         x = checked_inputs(x)
-        self._prepared(x[:1] if isinstance(x, Tensor) else x)
+        with self.random.borrowed():
+            self._prepared(x[:1] if isinstance(x, Tensor) else x)
         if self._input is not None:
             self._input.check(x)
         accepted: Tensor = x

@@ -131,6 +131,8 @@ class Replay(Learner):
             if clean is not None and kept is not None:
                 clean.load(kept)
             raise
+        finally:
+            self.lookahead.clear()
 
     def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float, dict[str, Tensor]]:
         """The gradient of the incoming batch alone, its loss, and what the loss wants remembered of its rows.

@@ -7,8 +7,9 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from ..chain import listened_to, listened_to_everywhere
 from ..errors import InvalidInput
-from ..gradients import FactoredGradient, Factors, Gradient
+from ..gradients import FactoredGradient, Factors, Gradient, is_plain_sgd
 from ..parts import stepped_parameters
 from .step import step_along
 
@@ -20,7 +21,10 @@ class _Affine(Protocol):
 
 @runtime_checkable
 class LinearFirst(Protocol):
-    """A classifier whose inputs meet a linear layer first: its scores are rest(x Wᵀ + b), x flattened."""
+    """A classifier whose inputs meet a linear layer first: its scores are rest(x Wᵀ + b), x flattened.
+
+    Its class defines ``first``, ``rest`` and ``forward`` together, and means the same by both ways.
+    """
 
     @property
     def first(self) -> _Affine:
@@ -76,11 +80,22 @@ class SameRows:
 
 
 def can_stay(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -> bool:
-    """Whether `SameRows` is for these: a first linear layer of these inputs, trained by SGD and nothing but SGD."""
-    if not isinstance(model, LinearFirst) or type(optimizer) is not torch.optim.SGD:
+    """Whether `SameRows` is for these: a first linear layer of these inputs, trained by plain SGD, with nobody who
+    listens to its passes or its gradient."""
+    if not _says_how_it_splits(type(model)) or not is_plain_sgd(optimizer):
         return False
-    weight = model.first.weight
+    if listened_to_everywhere() or any(listened_to(module) for module in model.modules()):
+        return False
+    assert isinstance(model, LinearFirst)
+    weight, bias = model.first.weight, model.first.bias
     groups = [group for group in optimizer.param_groups if any(weight is held for held in group["params"])]
-    plain = len(groups) == 1 and not any(groups[0][name] for name in ("momentum", "weight_decay", "maximize"))
+    plain = len(groups) == 1 and not groups[0]["maximize"] and not weight._backward_hooks and isinstance(bias, Tensor)
     fits = rows.ndim > 1 and rows.flatten(1).shape[1] == weight.shape[1] and rows.dtype == weight.dtype
     return plain and fits and weight.requires_grad and len(rows) < weight.shape[1]
+
+
+def _says_how_it_splits(kind: type[nn.Module]) -> bool:
+    """Whether ``first`` and ``rest`` were written together with ``forward``: a subclass with another forward may not
+    mean the same, and layers that happen to bear these names do not say anything."""
+    written = [next((one for one in kind.__mro__ if name in vars(one)), None) for name in ("forward", "first", "rest")]
+    return written[0] is not None and written[0] is written[1] is written[2]
