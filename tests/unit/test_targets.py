@@ -18,7 +18,15 @@ from rehearse.paper.outcome import Results, cpu_seconds, outcome, to_run
 from rehearse.paper.published import PUBLISHED
 from rehearse.paper.target import Entry, Target
 from rehearse.paper.targets import GROUPS, TARGETS, find_targets
-from rehearse.report.reproduction import filled, outcome_csv, outcome_markdown, reproduction_page
+from rehearse.report.reproduction import (
+    filled,
+    outcome_csv,
+    outcome_differences_table,
+    outcome_markdown,
+    outcome_table,
+    reproduction_page,
+    units,
+)
 from rehearse.statistics import summary
 
 
@@ -198,6 +206,23 @@ def test_csv_and_markdown_say_the_same() -> None:
     ) in text
     assert "| GEM | Permuted MNIST | accuracy | – | – | 0 | 78.8 ± 0.4 | not run | – |" in text
     assert "| ER-MIR − ER | MNIST Split | accuracy | +8.0 ± 2.5 | 3 | settled |" in text
+
+
+def test_units_and_legend_are_those_of_the_metrics() -> None:
+    losses = TARGETS["table5"]
+    results = Results(made_result(e.spec(s), **{"generator-loss": 100.0 + s}) for e in losses.entries for s in (0, 1))
+    found = outcome(losses, results)
+    differences = outcome_differences_table(found)
+    assert differences is not None
+    told = f"{outcome_table(found).title} {outcome_table(found).caption} {differences.title} {outcome_markdown(found)}"
+    assert told.count("in nats") == 4
+    assert not any(word in told for word in ("in %", "in points", "forgetting"))
+    usual = outcome(TARGETS["table1"], Results(table1_results()))
+    told = f"{outcome_table(usual).title} {outcome_table(usual).caption} {outcome_markdown(usual)}"
+    assert told.count("in %") == 2
+    assert "same seeds, in points:" in told
+    assert "forgetting: best minus final accuracy" in told
+    assert units(("accuracy", "generator-loss")) == "accuracy in %, all else in nats"
 
 
 def test_the_page_counts_verdicts_and_cpu_hours() -> None:

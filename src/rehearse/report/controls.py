@@ -8,7 +8,7 @@ from ..paper.outcome import SEARCHED, Outcome
 from ..paper.targets import PARTS
 from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, practitioner, researcher
-from .reproduction import LEGEND, markdown_table, number, settling
+from .reproduction import FORGETTING, OURS, markdown_table, number, settling
 from .tables import UNDEFINED
 from .tables import number as plain_number
 
@@ -30,7 +30,8 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         "The paper compares methods that differ in more than the retrieval. Here all else is held equal: what does the "
         "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
         "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
-        f"Numbers are in per cent, differences in points, seed by seed on the same seeds; {LEGEND}. "
+        "Numbers are in per cent (what a search measures of itself in nats), differences in points, seed by seed on "
+        f"the same seeds; {OURS}; {FORGETTING}. "
         "*Seeds to settle it* is how many it would take for a true difference of the measured size to show with "
         "probability 0.8, from the standard deviation of the paired differences.",
         "## In plain words",

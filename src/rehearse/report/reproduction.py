@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.table import Table
 
@@ -17,15 +17,26 @@ from .tables import UNDEFINED
 DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 PER_CENT = ("accuracy", "forgetting", "anytime_accuracy", "pooled_accuracy", "validation_accuracy")
-LEGEND = (
-    "ours: mean ± half the 95 % t interval over seeds; "
-    "forgetting: best minus final accuracy, over all tasks but the last"
-)
+OURS = "ours: mean ± half the 95 % t interval over seeds"
+FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
+
+
+def legend(metrics: Collection[str]) -> str:
+    """What the numbers under these metrics are."""
+    return f"{OURS}; {FORGETTING}" if "forgetting" in metrics else OURS
+
+
+def units(metrics: Collection[str], fraction: str = "%") -> str:
+    """The units of these metrics: ``fraction`` for those that are fractions; losses, divergences, entropies in nats."""
+    fractions = [metric for metric in metrics if metric in PER_CENT]
+    if len(fractions) in (0, len(metrics)):
+        return f"in {fraction if fractions else 'nats'}"
+    return f"{' and '.join(fractions)} in {fraction}, all else in nats"
 
 
 def outcome_table(outcome: Outcome) -> Table:
     target = outcome.target
-    table = Table(title=f"{target.name}: {target.title} (in %)", caption=LEGEND)
+    table = Table(title=f"{target.name}: {target.title} ({units(target.metrics)})", caption=legend(target.metrics))
     for name in HEAD:
         table.add_column(name, justify="left" if name in HEAD[:3] else "right")
     for line in outcome.lines:
@@ -36,12 +47,16 @@ def outcome_table(outcome: Outcome) -> Table:
 def outcome_differences_table(outcome: Outcome) -> Table | None:
     if not outcome.differences:
         return None
-    table = Table(title="paired differences on the same seeds, in points")
+    table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}")
     for name in DIFFERENCES:
         table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
     for difference in outcome.differences:
         table.add_row(*_difference_cells(difference))
     return table
+
+
+def _difference_units(outcome: Outcome) -> str:
+    return units(list(dict.fromkeys(difference.metric for difference in outcome.differences)), "points")
 
 
 def _difference_cells(difference: Difference) -> tuple[str, ...]:
@@ -139,7 +154,8 @@ def outcome_markdown(outcome: Outcome) -> str:
         [*_cells(line, outcome.seeds), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"]
         for line in outcome.lines
     ]
-    parts = [f"## {target.name}", f"{target.title}. {outcome.seeds} seeds are asked for; n says how many there are."]
+    seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
+    parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*HEAD, "CPU s a run", "command"], rows, right=3))
     if outcome.differences:
@@ -149,7 +165,7 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def _differences_markdown(outcome: Outcome) -> str:
     table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
-    return f"Paired differences on the same seeds, in points:\n\n{table}"
+    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}"
 
 
 def _short_markdown(outcome: Outcome) -> str:
@@ -160,7 +176,7 @@ def _short_markdown(outcome: Outcome) -> str:
     parts = [markdown_table(HEAD, rows, right=3)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
-    parts.append(f"`rehearse reproduce {outcome.target.name}`; {LEGEND}.")
+    parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
     return "\n\n".join(parts)
 
 
@@ -186,7 +202,7 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
         "# Does it replicate?\n\n"
         "Generated from the results in `results/` by `make reproduction`; no number is typed by hand, no seed is left "
         "out, and misses are shown.\n\n"
-        "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (the generator's losses in nats); "
+        "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (losses in nats); "
         "forgetting is best minus final accuracy, averaged over all tasks but the last. The verdict is `within` where "
         "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
         "it for generative replay, as the released program computes them. `above` and `below` say where our number "
