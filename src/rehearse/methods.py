@@ -6,6 +6,7 @@ differs). The contract tests pick it up by themselves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -178,10 +179,24 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     if foreign:
         there_are = f"it has {', '.join(known.options)}" if known.options else "it has none of its own"
         raise InvalidInput(f"{method} has no option {', '.join(sorted(foreign))}; {there_are}")
+    for name, value in values["options"].items():
+        _check_option(name, value, known.options[name])
     for name in COMMON - known.uses:
         values[name] = None
     values.update(method_version=known.version, stream_version=STREAMS[stream].version)
     return Spec(method=method, stream=stream, **values)
+
+
+def _check_option(name: str, value: Any, default: Plain) -> None:
+    """An option is of the kind of its default; what values of that kind mean something, the learner knows."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{name} is {value!r}; it must be true or false")
+    elif isinstance(default, int | float) or isinstance(value, float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidInput(f"{name} is {value!r}; it must be a number")
+        if name.endswith("_lr") and value <= 0:
+            raise InvalidInput(f"{name} is {value!r}; a learning rate is a positive number")
 
 
 def _with_capacity(layer: Mapping[str, Any]) -> dict[str, Any]:

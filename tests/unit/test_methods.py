@@ -83,6 +83,14 @@ def test_later_layers_win_and_memory_and_capacity_are_one_thing() -> None:
         ("er", "split-mnist", {"capacity": 0}, "capacity is 0"),
         ("er", "split-mnist", {"lr": "fast"}, "lr is 'fast'"),
         ("er-mir", "split-mnist", {"candidates": "many"}, "candidates is 'many'"),
+        ("gen", "split-mnist", {"options": {"reuse": "no"}}, "reuse is 'no'; it must be true or false"),
+        ("gen", "split-mnist", {"options": {"reuse": 0}}, "reuse is 0; it must be true or false"),
+        ("ae", "split-cifar10", {"options": {"autoencode_test": "off"}}, "autoencode_test is 'off'"),
+        ("gen", "split-mnist", {"options": {"generator_lr": -1}}, "generator_lr is -1; a learning rate is"),
+        ("ae", "split-cifar10", {"options": {"autoencoder_lr": 0}}, "autoencoder_lr is 0"),
+        ("gen", "split-mnist", {"options": {"memories": "many"}}, "memories is 'many'; it must be a number"),
+        ("gen", "split-mnist", {"options": {"beta": True}}, "beta is True; it must be a number"),
+        ("gen-mir", "split-mnist", {"options": {"generator_rate": float("nan")}}, "generator_rate is nan"),
     ],
 )
 def test_refusals(method: str, stream: str, layer: dict[str, Any], words: str) -> None:
