@@ -140,6 +140,14 @@ def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> N
         (("run", "er", "--class-order", "1,1"), "class_order"),
         (("run", "er", "-o", "alpha=1"), "er has no option 'alpha'"),
         (("run", "er", "-o", "alpha"), "not of the form NAME=VALUE"),
+        (("run", "gen", "-o", "reuse=no"), "reuse is 'no'; it must be true or false"),
+        (("run", "gen", "-o", "generator_lr=-1"), "generator_lr is -1; a learning rate is a positive number"),
+        (("run", "gen", "-o", "generator_lr=NaN"), "generator_lr is nan; it must be a number"),
+        (("run", "gen", "-o", "hidden=0"), "hidden=0"),
+        (("run", "gen", "-o", "dropout=2"), "dropout"),
+        (("run", "gen-mir", "-o", "init=nowhere"), "init is 'nowhere'"),
+        (("run", "gen", "gen-mir", "--trace"), "gen, gen-mir does not use trace"),
+        (("run", "finetune", "--trace"), "finetune does not use trace"),
         (("run", "gem", "--task-free"), "gem needs tasks"),
         (("run", "er", "--spec", "nowhere.toml"), "neither a file nor a named spec"),
         (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
@@ -241,6 +249,47 @@ def test_controls_have_a_page_of_their_own_and_shared_runs_count_once(
     assert code == 0
     runs = {cells[0]: cells[1] for line in out.splitlines() if len(cells := line.replace("│", " ").split()) > 5}
     assert (runs["batchnorm"], runs["controls-batchnorm-full"], runs["together"]) == ("8", "14", "14")
+
+
+SEARCH = {
+    "classifier": {"searches": 1400, "fallbacks": 0, "interference_before": 0.25, "interference_after": 0.05,
+                   "entropy_before": 0.51, "entropy_after": 0.09},
+    "generator": {"searches": 1400, "fallbacks": 3, "interference_before": None, "interference_after": None,
+                  "entropy_before": None, "entropy_after": None},
+}  # fmt: skip
+
+
+def test_show_tells_what_the_searches_did(rehearse_command: Command, tmp_path: Path) -> None:
+    spec = resolve("gen-mir", "split-mnist")
+    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"search": SEARCH}})
+    code, out, _ = rehearse_command("show", spec.key)
+    assert code == 0
+    assert (
+        "search for the classifier: 1,400 searches, 0 fell back to plain samples; "
+        "interference 0.25 → 0.05, entropy 0.51 → 0.09\n"
+        "search for the generator: 1,400 searches, 3 fell back to plain samples\n"
+    ) in out
+
+
+def test_a_search_that_fell_back_is_told_after_the_run(rehearse_command: Command, tmp_path: Path) -> None:
+    words = ("run", "gen-mir", "--seeds", "1", "--jobs", "1", "--json")
+    spec = dataclasses.replace(resolve("gen-mir", "split-mnist-5k"), precision="float32")
+    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"search": SEARCH}})
+    code, out, err = rehearse_command(*words, "--precision", "float32")
+    assert code == 0
+    assert json.loads(out)["methods"]["gen-mir"]["runs"] == [spec.key]
+    assert "gen-mir, seed 0: 3 of 1,400 searches for the generator ended in numbers that are not finite" in err
+    assert "for the classifier" not in err
+
+
+@pytest.mark.parametrize("method", ["gen", "gen-mir", "ae-mir"])
+def test_what_a_run_reports_of_its_search_can_be_told(rehearse_command: Command, tmp_path: Path, method: str) -> None:
+    assert rehearse_command("run", method, "--seeds", "1", "--json", *SMALL)[0] == 0
+    (path,) = tmp_path.glob("runs/*.json")
+    code, out, _ = rehearse_command("show", path.stem)
+    assert code == 0
+    assert out.count("searches, 0 fell back") == {"gen": 0, "gen-mir": 2, "ae-mir": 1}[method]
+    assert out.count(" → ") == {"gen": 0, "gen-mir": 4, "ae-mir": 2}[method]
 
 
 def test_a_stale_run_is_shown_as_such(rehearse_command: Command, tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
+from ..report.searches import fallback_sentences, search_sentences
 from ..report.tables import comparison_table, differences_table
 from ..report.tensorboard import log_events
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
-from .console import output
+from .console import errors, output
 from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
 DEFAULT_METHODS = ("er", "er-mir")
@@ -124,6 +125,8 @@ def run(
     }
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
+    if trace and not any("capacity" in find_method(name).uses for name in names):
+        raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no rows, of which each has its number")
     options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
     specs = {
         name: [
@@ -162,6 +165,8 @@ def run(
             output.print(differences)
         for sentence in low_ceilings(comparison):
             output.print(sentence)
+    for sentence in fallback_sentences(event.result for event in finished):
+        errors.print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
     report_failures(failed)
 
 
@@ -181,6 +186,8 @@ def show(
     for name, value in (result["cost"] | result["environment"]).items():
         table.add_row(name, f"{value:.1f}" if isinstance(value, float) else str(value), style="dim")
     output.print(table)
+    for sentence in search_sentences(result):
+        output.print(sentence, soft_wrap=True, highlight=False, markup=False)
     if is_stale(spec):
         output.print("stale: its method or stream has a newer version by now", style="red")
     output.print(f"rerun: {rerun_command(spec)}", soft_wrap=True, highlight=False, markup=False)

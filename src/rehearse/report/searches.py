@@ -1,0 +1,46 @@
+"""What the searches of a run did, in words: how many, how many found nothing, and what they moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+Result = Mapping[str, Any]
+MEASURES = ("interference", "entropy")
+
+
+def searches(result: Result) -> dict[str, Mapping[str, Any]]:
+    """What for -> what the search for it reports; a run that searched for one thing only says so without a name."""
+    found = result.get("report", {}).get("search", {})
+    return {"": found} if "searches" in found else dict(found)
+
+
+def search_sentences(result: Result) -> Iterator[str]:
+    """One sentence for each search of a run, with the means before and after it."""
+    for name, found in searches(result).items():
+        told = [
+            f"{what} {found[f'{what}_before']:.2f} → {found[f'{what}_after']:.2f}"
+            for what in MEASURES
+            if found.get(f"{what}_before") is not None and found.get(f"{what}_after") is not None
+        ]
+        counts = f"{found['searches']:,} searches, {found['fallbacks']:,} fell back to {_instead(name)}"
+        yield f"search{f' for the {name}' if name else ''}: " + "; ".join(
+            [counts, *([", ".join(told)] if told else [])]
+        )
+
+
+def fallback_sentences(results: Iterable[Result]) -> Iterator[str]:
+    """A warning for each run with a search that ended in numbers that are not finite."""
+    for result in results:
+        for name, found in searches(result).items():
+            if found["fallbacks"]:
+                spec = result["spec"]
+                yield (
+                    f"{spec['method']}, seed {spec['seed']}: {found['fallbacks']:,} of {found['searches']:,} searches"
+                    f"{f' for the {name}' if name else ''} ended in numbers that are not finite and fell back to "
+                    f"{_instead(name)}; a smaller step_size may help"
+                )
+
+
+def _instead(name: str) -> str:
+    return "plain samples" if name else "a random draw"
