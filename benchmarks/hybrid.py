@@ -3,33 +3,35 @@
     python benchmarks/hybrid.py [--repeats 5]
 
 At the published settings of Split CIFAR-10 with 1,000 codes, on one thread, on random images; ours and the literal
-version (literal_hybrid.py) take turns, and a ratio is one of the same turn. The literal program trains the autoencoder
-in four epochs and once more while the classifier learns; ours in five, before. A run is reckoned from the steps: 975
-batches a task, the first of five tasks without memories.
+version (literal_hybrid.py, in a process of its own) take turns, and a ratio is one of the same turn. The literal
+program trains the autoencoder in four epochs and once more while the classifier learns; ours in five, before. A run is
+reckoned from the steps: 975 batches a task, the first of five tasks without memories.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from elsewhere import Elsewhere
 from literal_hybrid import LiteralHybrid
+from measuring import seconds_here
 from rehearse import Batch
 from rehearse.compute import prepare_symmetric
 from rehearse.experiment import with_precision
 from rehearse.learners import AutoencoderReplay
+from rehearse.learners.hybrid_codes import read_ahead
 from rehearse.methods import Problem, build, prepare_for, resolve
 from rehearse.nets import ConvAutoencoder, ReducedResNet18, make_network
 
 SHAPE, CLASSES, ROWS, CODES = (3, 32, 32), 10, 10, 1000
 TASKS, BATCHES, EPOCHS = 5, 975, 5
-Turn = Callable[[], None]
+Turn = Callable[[int], float]  # so many steps, and the CPU seconds that they take
 
 
 def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +64,7 @@ class Ours:
             learner.end_task()
             learner.begin_task(Batch(x[:ROWS], y[:ROWS], 1), 1)
         self.slots = learner.memory.slots(exclude_task=self.task)
-        self.read = learner._read_ahead(self.slots, CODES)
+        self.read = read_ahead(learner.codec, learner.memory, self.slots, CODES)
 
     def autoencoder_step(self, x: Tensor) -> None:
         self.learner._train_autoencoder(self.learner._prepared(x), self.slots, self.read)
@@ -96,25 +98,27 @@ def measured(turns: dict[str, Turn], repeats: int, steps: int) -> dict[str, list
     values: dict[str, list[float]] = {name: [] for name in turns}
     for repeat in range(-1, repeats):
         for name, turn in turns.items():
-            started = time.thread_time()
-            for _ in range(steps):
-                turn()
+            seconds = turn(steps)
             if repeat >= 0:  # the first warms up
-                values[name].append((time.thread_time() - started) / steps)
+                values[name].append(seconds / steps)
     return values
 
 
 def compare(method: str, repeats: int, steps: int) -> None:
-    theirs = literal(search=method == "ae-mir")
+    theirs = Elsewhere(literal, search=method == "ae-mir")
     x, y = images(ROWS, 2)
     real = prepare_symmetric(x)
     turns: dict[str, Turn] = {}
     for when, task in (("later", 1), ("first", 0)):
         ours = Ours(method, full=when == "later")
-        turns[f"ours autoencoder {when}"] = lambda ours=ours: ours.autoencoder_step(x)
-        turns[f"literal autoencoder {when}"] = lambda task=task: theirs.training_epoch_step(real, y, task)
-        turns[f"ours classifier {when}"] = lambda ours=ours: ours.classifier_step(x, y)
-        turns[f"literal classifier {when}"] = lambda task=task: theirs.last_epoch_step(real, y, task)
+        turns[f"ours autoencoder {when}"] = lambda n, ours=ours: seconds_here(ours.autoencoder_step, [(x,)] * n)
+        turns[f"literal autoencoder {when}"] = lambda n, task=task: theirs.seconds(
+            [(real, y, task)] * n, "training_epoch_step"
+        )
+        turns[f"ours classifier {when}"] = lambda n, ours=ours: seconds_here(ours.classifier_step, [(x, y)] * n)
+        turns[f"literal classifier {when}"] = lambda n, task=task: theirs.seconds(
+            [(real, y, task)] * n, "last_epoch_step"
+        )
     times = measured(turns, repeats, steps)
     seconds = {
         (who, what): Seconds(times[f"{who} {what} later"], times[f"{who} {what} first"])
