@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "data_loader": "batch 200: incoming",
     "deletion_request": "1 row removed; anna's is in the file: False",
+    "own_generator": "the same predictions after loading: True",
     "own_model_and_arrays": "of all ten classes",
     "pretrained_backbone": "8 outputs",
     "regression_stream": "over all windows",
@@ -69,6 +70,8 @@ def test_an_example_is_short(name):
 def test_replay_forgets_less_in_the_examples_that_say_so(output):
     without, with_replay = numbers(output("own_model_and_arrays"), r"(\d+)% of all")
     assert with_replay > without + 10
+    without, with_replay = numbers(output("own_generator"), r"(\d+)% of the first")
+    assert with_replay > without + 50
     error_without, error_with_replay = numbers(output("regression_stream"), r"error (\d+\.\d+) over")
     assert error_with_replay < error_without / 2
 
