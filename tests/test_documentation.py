@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rehearse
-from rehearse import learners, losses, memory, retrieval
+from rehearse import latent, learners, losses, memory, nets, retrieval
 from rehearse.paper.targets import TARGETS
 
 ROOT = Path(__file__).parent.parent
@@ -82,11 +82,12 @@ def test_generated_parts_of_the_readme_are_closed_and_named_after_what_fills_the
 
 
 def test_the_reference_has_every_public_class_of_learning():
-    """What a person can build a learner from: learners, memories, retrievals, losses."""
+    """What a person can build a learner from: learners, memories, retrievals, losses, networks."""
     text = (ROOT / "docs" / "reference.md").read_text()
     written = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith("::: ")}
-    public = {*rehearse.__all__, *learners.__all__, *memory.__all__} - {"__version__"}
-    for module in (losses, retrieval):
+    networks = {name for name in nets.__all__ if isinstance(getattr(nets, name), type)}
+    public = {*rehearse.__all__, *learners.__all__, *memory.__all__, *networks} - {"__version__"}
+    for module in (latent, losses, retrieval):
         classes = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         public |= {name for name in classes if isinstance(vars(module)[name], type) and not name.startswith("_")}
     assert public - written == set()

@@ -19,7 +19,7 @@ def search_sentences(result: Result) -> Iterator[str]:
     """One sentence for each search of a run, with the means before and after it."""
     for name, found in searches(result).items():
         told = [
-            f"{what} {found[f'{what}_before']:.2f} → {found[f'{what}_after']:.2f}"
+            f"{what} {found[f'{what}_before']:.3g} → {found[f'{what}_after']:.3g}"
             for what in MEASURES
             if found.get(f"{what}_before") is not None and found.get(f"{what}_after") is not None
         ]
