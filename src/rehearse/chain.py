@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from .batch import pick
+from .errors import InvalidInput
 
 _stopped = torch.ops.aten.threshold_backward.default  # Δ where the ReLU let something through, else 0
 
@@ -127,6 +128,7 @@ class ChainPass:
     def __init__(self, links: Sequence[Link], inputs: list[Tensor], scores: Tensor) -> None:
         self.links, self.inputs = links, inputs
         self.scores = scores.requires_grad_()
+        self._version = inputs[0]._version
         self._under = [(link.linear.weight, link.linear.weight._version) for link in links]
 
     @property
@@ -142,6 +144,8 @@ class ChainPass:
 
     def deltas(self, of_scores: Tensor) -> list[Tensor]:
         """Δ of every link, from the gradient of the scores."""
+        if self.inputs[0]._version != self._version:
+            raise InvalidInput("the inputs of this batch were changed in place after their pass; use a copy instead")
         outputs = [*self.inputs[1:], self.scores]
         found: list[Tensor] = []
         delta = of_scores

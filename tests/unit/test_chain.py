@@ -353,3 +353,13 @@ def test_in_reduced_precision_torch_passes_the_chain(how: str) -> None:
         for x, y, task in stream(12):
             first, second = fast.observe(x, y, task), slow.observe(x, y, task)
             assert first.incoming_loss == second.incoming_loss  # to the bit: the same passes, not by hand
+
+
+def test_a_loss_that_writes_into_the_inputs_is_refused() -> None:
+    def loss(scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+        batch.x.mul_(0.5)
+        return F.cross_entropy(scores, batch.y, reduction="none")
+
+    made = learner(Replay, loss=loss)
+    with pytest.raises(InvalidInput, match="changed in place"):
+        made.observe(*rows(5))

@@ -258,3 +258,10 @@ def test_buffers_that_torch_does_not_save_are_saved_and_put_back():
     for one in (ours, again):
         one.observe(*batch(9), task=1)
     assert same(everything(ours), everything(again))
+
+
+def test_the_generators_losses_of_nothing_and_of_what_it_cannot_take():
+    ours = learner()
+    assert len(ours.generator_losses(torch.rand(0, 6)).kl) == 0
+    with pytest.raises(InvalidInput, match="one tensor of real numbers"):
+        ours.generator_losses((torch.rand(2, 6), torch.rand(2, 6)))

@@ -118,9 +118,9 @@ class GenerativeReplay(Learner):
 
     def generator_losses(self, x: Tree) -> Elbo:
         """−ELBO of each row in its two parts, in eval mode, with noise that is the same every time."""
-        x = checked_inputs(x)
+        rows = self._prepared(checked_inputs(x))
         with self._evaluation():
-            parts = [View(self.generator).loss(self._prepared(rows)) for rows in x.split(PREDICTION_ROWS)]
+            parts = [View(self.generator).loss(some) for some in torch.split(rows, PREDICTION_ROWS)]
         return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:

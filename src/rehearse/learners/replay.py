@@ -141,7 +141,7 @@ class Replay(Learner):
         """
         buffers = self._parts().buffer_copies() if self._joint else None
         loss, gradient, scores = self._passed(incoming, recalled=False, buffers=buffers)
-        return gradient, loss, to_remember(self.loss, scores)
+        return gradient, loss, to_remember(self.loss, scores.detach())
 
     def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
         """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""

@@ -103,8 +103,8 @@ class VAE(nn.Module):
         if self.reconstruction == "gaussian":
             constant = x.shape[1] * (math.log(self.sigma) + 0.5 * math.log(2 * math.pi))
             return (x - output).square().sum(1) / (2 * self.sigma**2) + constant
-        low, high = x.detach().aminmax()
-        if bool((low < 0) | (high > 1)):
+        low, high = x.detach().aminmax() if x.numel() else (0.0, 1.0)
+        if low < 0 or high > 1:
             raise InvalidInput(
                 f"a Bernoulli reconstruction needs inputs in [0, 1], these are in [{float(low):g}, {float(high):g}]; "
                 "use reconstruction='gaussian'"
