@@ -10,6 +10,7 @@ RESULTS = {
     "What makes it work": "what-makes-it-work.md",
     "Scaling": "scaling.md",
     "Performance": "performance.md",
+    "Performance of replay from a generator": "performance-generative.md",
 }
 FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
 
