@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from .batch import Batch, Tree, pick, tree_leaves
+from .batchnorm import by_lines
 from .chain import ChainPass, can_pass
 from .compiled import compiled_or_none
 from .compute import Computation, is_fixed, prepare_for_model, random_state_kept, scoring_mode
@@ -183,6 +184,7 @@ class Lookahead:
     def _scoring(self, parts: Parts) -> Iterator[None]:
         with (
             torch.no_grad(),
+            by_lines(parts.modules if self._compiled is None else ()),
             scoring_mode(self.model, parts.modules),
             self.computation.autocast(parts.device, scoring=True),
             random_state_kept(parts.device),

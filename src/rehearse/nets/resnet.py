@@ -94,7 +94,9 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """relu(residual(x) + shortcut(x))."""
-        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
+        total: Tensor = self.residual(x)
+        total += self.shortcut(x)  # what a normalisation gave is not needed for its gradient
+        return F.relu(total, inplace=True)
 
 
 def _stage(before: int, after: int, stride: int, norm: Norm) -> list[nn.Module]:
