@@ -64,7 +64,7 @@ def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> 
     held = vars(module)
     if listened_to(module):
         return False
-    if isinstance(module, nn.Sequential) and is_as_torch_made_it(type(module)):
+    if isinstance(module, nn.Sequential) and _passes_rows_on(type(module)):
         start = f"{name}." if name else ""
         return all(_follow(part, start + key, links, flattens) for key, part in held["_modules"].items())
     if type(module) is nn.Linear:
@@ -93,12 +93,9 @@ def listened_to(module: nn.Module) -> bool:
     )
 
 
-def is_as_torch_made_it(kind: type[nn.Module]) -> bool:
+def _passes_rows_on(kind: type[nn.Module]) -> bool:
     """Whether a subclass of `nn.Sequential` passes rows on as that does."""
-    plain = nn.Sequential
-    return kind is plain or (
-        kind.forward is plain.forward and kind.__call__ is plain.__call__ and kind.__iter__ is plain.__iter__  # type: ignore[attr-defined]
-    )
+    return all(getattr(kind, name) is getattr(nn.Sequential, name) for name in ("forward", "__call__", "__iter__"))
 
 
 def listened_to_everywhere() -> bool:

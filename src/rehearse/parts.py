@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .chain import Link, chain_of
+from .errors import CheckpointError
 
 Stepped = Mapping[str, tuple[Tensor, dict[str, Any]]]
 
@@ -100,7 +101,17 @@ def buffer_copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that torch leaves out of a state, but that a pass may move."""
+def unsaved_copies(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the buffers that torch leaves out of a state, but that a pass may move."""
     saved = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in saved}
+
+
+def load_unsaved(model: nn.Module, copies: Mapping[str, Tensor]) -> None:
+    """Take back what `unsaved_copies` gave."""
+    saved = model.state_dict()
+    unsaved = {name: buffer for name, buffer in model.named_buffers() if name not in saved}
+    if copies.keys() != unsaved.keys():
+        raise CheckpointError("the model's buffers are others than those that were saved")
+    for name, buffer in unsaved.items():
+        buffer.copy_(copies[name])

@@ -30,7 +30,7 @@ from ..lookahead import Lookahead, call_arguments
 from ..losses import CrossEntropy, Kind, as_loss, in_full
 from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
-from ..parts import Parts, parts_of, unsaved_buffers
+from ..parts import Parts, load_unsaved, parts_of, unsaved_copies
 from .checks import check_optimizer_fits, check_parts
 from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
@@ -200,7 +200,7 @@ class Learner(ABC):
         return {
             "learner": type(self).__name__,
             "model": copy.deepcopy(dict(self.model.state_dict())),
-            "buffers": {name: buffer.clone() for name, buffer in unsaved_buffers(self.model).items()},
+            "buffers": unsaved_copies(self.model),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "optimizer_kind": type(self.optimizer).__name__,
             "random": dict(self.random.get()),
@@ -236,11 +236,7 @@ class Learner(ABC):
     def _load(self, state: dict[str, Any]) -> None:
         fit(self.model, self.optimizer, state["model"], self._least_outputs)
         self.model.load_state_dict(state["model"])
-        unsaved = unsaved_buffers(self.model)
-        if state["buffers"].keys() != unsaved.keys():
-            raise CheckpointError("the model's buffers are others than those that were saved")
-        for name, buffer in unsaved.items():
-            buffer.copy_(state["buffers"][name])
+        load_unsaved(self.model, state["buffers"])
         check_optimizer_fits(state["optimizer"], self.optimizer, state["optimizer_kind"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.random.set(state["random"])
@@ -377,8 +373,9 @@ class Learner(ABC):
 
     def _passed_by_hand(self, x: Tree, parts: Parts) -> ChainPass | None:
         """The pass of a chain of linear layers, where these rows can go through one."""
-        plain = parts.chain is not None and self.computation.training == torch.float32
-        return pass_chain(parts.chain, x) if plain and parts.chain and can_pass(parts.chain, (x,)) else None
+        if parts.chain is None or self.computation.training != torch.float32 or not can_pass(parts.chain, (x,)):
+            return None
+        return pass_chain(parts.chain, x)
 
     def _apply(self, gradient: Gradient) -> None:
         parts = self._parts()

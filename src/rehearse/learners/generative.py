@@ -16,7 +16,7 @@ from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, gradient_of, loss_gradient
 from ..latent import Elbo
 from ..losses import soft_cross_entropy
-from ..parts import buffer_copies, stepped_parameters, unsaved_buffers
+from ..parts import buffer_copies, load_unsaved, stepped_parameters, unsaved_copies
 from .base import PREDICTION_ROWS, Learner
 from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
 from .generative_objectives import View, classifier_objective, generator_objective
@@ -386,7 +386,7 @@ class GenerativeReplay(Learner):
     def _own_state(self) -> dict[str, Any]:
         return {
             "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
-            "generator_buffers": {name: value.clone() for name, value in unsaved_buffers(self.generator).items()},
+            "generator_buffers": unsaved_copies(self.generator),
             "generator_optimizer": copy.deepcopy(self.generator_optimizer.state_dict()),
             "generator_optimizer_kind": type(self.generator_optimizer).__name__,
             "previous": None if self.previous is None else self.previous.state_dict(),
@@ -401,8 +401,7 @@ class GenerativeReplay(Learner):
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         self.generator.load_state_dict(state["generator"])
-        for name, buffer in unsaved_buffers(self.generator).items():
-            buffer.copy_(state["generator_buffers"][name])
+        load_unsaved(self.generator, state["generator_buffers"])
         kind = state["generator_optimizer_kind"]
         check_optimizer_fits(state["generator_optimizer"], self.generator_optimizer, kind)
         self.generator_optimizer.load_state_dict(copy.deepcopy(state["generator_optimizer"]))

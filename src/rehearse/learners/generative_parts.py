@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..batch import Batch
 from ..errors import InvalidInput
 from ..heads import find_head, outputs, resize
-from ..parts import buffer_copies, unsaved_buffers
+from ..parts import buffer_copies, load_unsaved, unsaved_copies
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,13 @@ class Snapshot:
             name: {key: value.clone() for key, value in network.state_dict().items()}
             for name, network in networks.items()
         }
-        return saved | {
-            f"{name}_buffers": {key: value.clone() for key, value in unsaved_buffers(network).items()}
-            for name, network in networks.items()
-        }
+        return saved | {f"{name}_buffers": unsaved_copies(network) for name, network in networks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
         self.generator.load_state_dict(state["generator"])
         for name, network in (("classifier", self.classifier), ("generator", self.generator)):
-            for key, buffer in unsaved_buffers(network).items():
-                buffer.copy_(state[f"{name}_buffers"][key])
+            load_unsaved(network, state[f"{name}_buffers"])
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..compute import numpy_generator, resolve_precision, training_mode
 from ..errors import InvalidInput, RehearseError
 from ..gradients import loss_gradient
 from ..losses import in_full
-from ..parts import unsaved_buffers
+from ..parts import load_unsaved, unsaved_copies
 from .checks import check_optimizer_fits
 from .hybrid_codec import check_rebuilt
 from .step import mean_loss, step_along
@@ -79,7 +79,7 @@ class AutoencoderTraining:
     def state_dict(self) -> dict[str, Any]:
         return {
             "autoencoder": {name: value.clone() for name, value in self.autoencoder.state_dict().items()},
-            "buffers": {name: value.clone() for name, value in unsaved_buffers(self.autoencoder).items()},
+            "buffers": unsaved_copies(self.autoencoder),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "optimizer_kind": type(self.optimizer).__name__,
             "seed": self.seed,
@@ -88,8 +88,7 @@ class AutoencoderTraining:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.autoencoder.load_state_dict(state["autoencoder"])
-        for name, buffer in unsaved_buffers(self.autoencoder).items():
-            buffer.copy_(state["buffers"][name])
+        load_unsaved(self.autoencoder, state["buffers"])
         check_optimizer_fits(state["optimizer"], self.optimizer, state["optimizer_kind"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.seed, self.steps = int(state["seed"]), int(state["steps"])
