@@ -101,6 +101,33 @@ def buffer_copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers()}
 
 
+class Substitutes:
+    """Inside the block a model computes with these tensors in place of its own of the same names, wherever they stand.
+
+    What `torch.func.functional_call` does for one call; here the places are looked up once for any number of them.
+    """
+
+    def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        instead = {id(own[name]): tensor for name, tensor in tensors.items()}
+        self._places: list[tuple[dict[str, Any], str, Tensor]] = [
+            (held, key, instead[id(value)])
+            for module in model.modules()
+            for held in (module._parameters, module._buffers)
+            for key, value in held.items()
+            if id(value) in instead
+        ]
+
+    def __enter__(self) -> None:
+        self._own = [held[key] for held, key, _ in self._places]
+        for held, key, tensor in self._places:
+            held[key] = tensor
+
+    def __exit__(self, *exception: object) -> None:
+        for (held, key, _), own in zip(self._places, self._own, strict=True):
+            held[key] = own
+
+
 def unsaved_copies(model: nn.Module) -> dict[str, Tensor]:
     """Copies of the buffers that torch leaves out of a state, but that a pass may move."""
     saved = model.state_dict()

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..compute import RandomState
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import in_full
+from ..parts import Substitutes
 
 Decode = Literal["own", "previous"]
 Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
@@ -115,8 +115,8 @@ class View:
     """A network as it is, or with other tensors in place of its own; counts the rows that pass through it."""
 
     def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self._call = _Call(module)
-        self._tensors = None if tensors is None else {f"module.{name}": value for name, value in tensors.items()}
+        self._module = module
+        self._substituted = nullcontext() if tensors is None else Substitutes(module, tensors)
         self.rows = 0
 
     def classify(self, x: Tensor) -> Tensor:
@@ -137,20 +137,8 @@ class View:
 
     def _ask(self, method: str, rows: Tensor) -> Any:
         self.rows += len(rows)
-        if self._tensors is None:
-            return self._call(method, rows)
-        return functional_call(self._call, self._tensors, (method, rows))
-
-
-class _Call(nn.Module):
-    """Any method of a module as ``forward``, which is all that `functional_call` calls."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, method: str, rows: Tensor) -> Any:
-        return getattr(self.module, method)(rows) if method != "forward" else self.module(rows)
+        with self._substituted:
+            return self._module(rows) if method == "forward" else getattr(self._module, method)(rows)
 
 
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, foreseen: View) -> Objective:

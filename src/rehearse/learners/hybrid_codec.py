@@ -7,10 +7,10 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..compute import scoring_mode
 from ..errors import InvalidInput, RehearseError
+from ..parts import Substitutes, buffer_copies
 from .generative_parts import frozen_copy
 
 CodeType = Literal["float32", "float16", "uint8"]
@@ -37,7 +37,6 @@ class Codec:
         self.autoencoder = frozen_copy(autoencoder)
         self.codes, self.statistics = codes, statistics
         self.low = self.step = torch.zeros(())
-        self._call = _Call(self.autoencoder)
 
     def renewed(self, autoencoder: nn.Module) -> Codec:
         """The same with the autoencoder as it is now; bytes need to be calibrated anew."""
@@ -122,29 +121,18 @@ class Codec:
 
     def _pass(self, method: str, rows: Tensor) -> Tensor:
         try:
-            passed: Tensor
             if self.statistics == "running":
-                passed = self._call(method, rows)
-            else:
-                buffers = {name: buffer.clone() for name, buffer in self._call.named_buffers()}
-                with scoring_mode(self.autoencoder):
-                    passed = functional_call(self._call, buffers, (method, rows))
+                return self._code(method, rows)
+            with scoring_mode(self.autoencoder), Substitutes(self.autoencoder, buffer_copies(self.autoencoder)):
+                return self._code(method, rows)
         except RehearseError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as problem:
             raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
-        return passed
 
-
-class _Call(nn.Module):
-    """Encoder or decoder as ``forward``, which is all that `functional_call` calls."""
-
-    def __init__(self, autoencoder: nn.Module) -> None:
-        super().__init__()
-        self.autoencoder: Any = autoencoder
-
-    def forward(self, method: str, rows: Tensor) -> Any:
-        return self.autoencoder.encode(rows) if method == "encode" else self.autoencoder.decode(rows)
+    def _code(self, method: str, rows: Tensor) -> Tensor:
+        coded: Tensor = getattr(self.autoencoder, method)(rows)
+        return coded
 
 
 def check_rebuilt(x: Tensor, rebuilt: Tensor) -> None:
