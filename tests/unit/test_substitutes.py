@@ -35,7 +35,8 @@ def test_it_computes_what_functional_call_does_and_puts_all_back() -> None:
             found = model(x)
         assert torch.equal(found, expected), turn
     assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
-    assert tensors["norm.num_batches_tracked"] == 2 and not own["norm.num_batches_tracked"]
+    assert tensors["norm.num_batches_tracked"] == 2
+    assert not own["norm.num_batches_tracked"]
     assert model.second.weight is model.first.weight
 
 
@@ -44,7 +45,8 @@ def test_gradients_go_to_the_substitutes() -> None:
     other = torch.randn(3, 3, requires_grad=True)
     with Substitutes(model, {"first.weight": other}):
         model(x).square().sum().backward()
-    assert other.grad is not None and model.first.weight.grad is None
+    assert other.grad is not None
+    assert model.first.weight.grad is None
 
 
 def test_after_an_error_all_is_back_in_place() -> None:
