@@ -179,16 +179,20 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     if foreign:
         there_are = f"it has {', '.join(known.options)}" if known.options else "it has none of its own"
         raise InvalidInput(f"{method} has no option {', '.join(sorted(foreign))}; {there_are}")
-    for name, value in values["options"].items():
-        _check_option(name, value, known.options[name])
+    values["options"] = {
+        name: _checked_option(name, value, known.options[name]) for name, value in values["options"].items()
+    }
     for name in COMMON - known.uses:
         values[name] = None
     values.update(method_version=known.version, stream_version=STREAMS[stream].version)
     return Spec(method=method, stream=stream, **values)
 
 
-def _check_option(name: str, value: Any, default: Plain) -> None:
-    """An option is of the kind of its default; what values of that kind mean something, the learner knows."""
+def _checked_option(name: str, value: Any, default: Plain) -> Any:
+    """An option is of the kind of its default; what values of that kind mean something, the learner knows.
+
+    3 and 3.0 are the same number, and make the same run.
+    """
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} is {value!r}; it must be true or false")
@@ -197,6 +201,11 @@ def _check_option(name: str, value: Any, default: Plain) -> None:
             raise InvalidInput(f"{name} is {value!r}; it must be a number")
         if name.endswith("_lr") and value <= 0:
             raise InvalidInput(f"{name} is {value!r}; a learning rate is a positive number")
+        if isinstance(default, float):
+            return float(value)
+        if isinstance(default, int) and value == int(value):
+            return int(value)
+    return value
 
 
 def _with_capacity(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -147,3 +147,10 @@ def test_named_specs_resolve() -> None:
         values = load_spec_values(name)
         spec = resolve(values["method"], values["stream"], values)
         assert (spec.method, spec.stream) == (values["method"], values["stream"])
+
+
+@pytest.mark.parametrize(("option", "whole", "fraction"), [("replay_weight", 3, 3.0), ("memories", 4, 4.0)])
+def test_a_number_makes_the_same_run_however_it_is_written(option: str, whole: int, fraction: float) -> None:
+    written = [resolve("gen", "split-mnist", {"options": {option: value}}) for value in (whole, fraction)]
+    assert written[0].key == written[1].key
+    assert type(written[0].options[option]) is type(find_method("gen").options[option])
