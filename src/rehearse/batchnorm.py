@@ -35,11 +35,12 @@ def _forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
     assert isinstance(module, nn.BatchNorm2d)
     norm = module
 
-    def forward(x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not norm.training or not norm.affine or not _has_lines(x, norm.weight):
-            return nn.BatchNorm2d.forward(norm, x)
-        n, c, h, w = x.shape
-        lines = x.permute(0, 2, 3, 1).reshape(n * h, w * c)
+    def forward(input: Tensor) -> Tensor:
+        plain = norm.training and norm.weight is not None and norm.bias is not None and not torch.is_grad_enabled()
+        if not plain or not _has_lines(input, norm.weight):
+            return nn.BatchNorm2d.forward(norm, input)
+        n, c, h, w = input.shape
+        lines = input.permute(0, 2, 3, 1).reshape(n * h, w * c)
         means, variances = (each.view(w, c) for each in torch.batch_norm_update_stats(lines, None, None, 0.0))
         mean, variance = means.mean(0), variances.mean(0) + means.var(0, unbiased=False)
         _move_statistics(norm, mean, variance * (n * h * w / (n * h * w - 1)))
@@ -57,9 +58,12 @@ def _has_lines(x: Tensor, weight: Tensor) -> bool:
 
 
 def _move_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
+    if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
         return
-    norm.num_batches_tracked.add_(1)
-    share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+    share = norm.momentum or 0.0
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            share = 1 / float(norm.num_batches_tracked)
     norm.running_mean.lerp_(mean, share)
     norm.running_var.lerp_(variance, share)

@@ -229,6 +229,9 @@ def _modes_restored(modules: Iterable[nn.Module]) -> Iterator[list[tuple[nn.Modu
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        module.training = training
+        return
     object.__setattr__(module, "training", training)  # past nn.Module's own, which looks for parameters first
 
 
@@ -238,9 +241,7 @@ def training_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) 
 
     ``modules`` are the model's, for those who know them already.
     """
-    with _modes_restored(model.modules() if modules is None else modules):
-        if not model.training:
-            model.train()
+    with _modes_restored(model.modules() if modules is None else modules), _asked_to(model, train=True):
         yield
 
 
@@ -256,6 +257,18 @@ def scoring_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) -
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    with _modes_restored(model.modules()):
-        model.eval()
+    with _modes_restored(model.modules()), _asked_to(model, train=False):
         yield
+
+
+@contextlib.contextmanager
+def _asked_to(model: nn.Module, *, train: bool) -> Iterator[None]:
+    """The model's own `train` is called on the way in and on the way out: one may do more there than set a flag."""
+    training = model.training
+    if not train or not training:
+        model.train(train)
+    try:
+        yield
+    finally:
+        if model.training != training:
+            model.train(training)

@@ -29,6 +29,9 @@ class Foreseen:
         names = {id(parts.stepped[name][0]): name for name in factors if name in parts.stepped}
         layers = {linear: names[id(linear.weight)] for linear in parts.linears if id(linear.weight) in names}
         self.weights = set(layers.values())
+        # In the second pass nothing stands in the weights' place, so that whoever reads one behind its layer's back
+        # comes to grief instead of to the weight of before.
+        self.absent = {name: torch.empty_like(parts.stepped[name][0], device="meta") for name in self.weights}
         self._layers = {linear: (factors[name], rate(parts.stepped[name][1])) for linear, name in layers.items()}
         self._stepped = False
         self._first: tuple[nn.Linear, Tensor, Tensor, int, Tensor | None] | None = None
@@ -48,20 +51,21 @@ class Foreseen:
 
     def _forward(self, linear: nn.Linear) -> Callable[[Tensor], Tensor]:
         factors, alpha = self._layers[linear]
+        weight = linear.weight
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(input: Tensor) -> Tensor:
             self._passed.add(linear)
             if not self._stepped:
-                output = F.linear(x, linear.weight, linear.bias)
-                if self._first is None and x.ndim == 2:
-                    self._first = (linear, x, output, output._version, linear.bias)
+                output = F.linear(input, linear.weight, linear.bias)
+                if self._first is None and input.ndim == 2 and not output.is_inference():
+                    self._first = (linear, input, output, output._version, linear.bias)
                 return output
-            if x.ndim != 2:
-                return F.linear(x, torch.add(linear.weight, factors.product(), alpha=-alpha), linear.bias)
-            base = self._corrected(linear, x)
+            if input.ndim != 2:
+                return F.linear(input, torch.add(weight, factors.product(), alpha=-alpha), linear.bias)
+            base = self._corrected(linear, input)
             if base is None:
-                base = F.linear(x, linear.weight, linear.bias)
-            return base.addmm_(x @ factors.inputs.t(), factors.deltas, alpha=-alpha)
+                base = F.linear(input, weight, linear.bias)
+            return base.addmm_(input @ factors.inputs.t(), factors.deltas, alpha=-alpha)
 
         return forward
 

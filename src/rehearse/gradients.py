@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.optim import optimizer as hooks
 
 from .chain import ChainPass
@@ -85,25 +85,29 @@ class FactoredGradient(Mapping[str, Tensor]):
 # ------------------------------------------------------------------------------------------- taking a gradient
 
 
-class Use(NamedTuple):
-    """One use of a linear layer in a forward pass."""
+@dataclass(eq=False, slots=True)
+class Use:
+    """One use of a linear layer in a forward pass; Δ is there once the ``wanted`` gradient has come by."""
 
     weight: Tensor
     inputs: Tensor
-    version: int
-    output: GradientEdge
+    wanted: bool = False
+    deltas: Tensor | None = None
 
 
 class linear_uses:
-    """Inside the block linear layers hide their weight from autograd and note how they are used instead.
+    """Inside the block linear layers note how they are used, for `gradient_of` to find their gradient as factors.
 
-    For `gradient_of`, which must be called inside the block too. Any other use of the same weight is left to
-    autograd and added. A layer whose factors would be no smaller than its weight is left alone.
+    The model's pass and `gradient_of` belong inside, the latter because a model may pass again to save memory
+    (`torch.utils.checkpoint`); a loss between them does not: what it copies would keep what is replaced here. Any
+    other use of the same weight is left to autograd and added. A layer whose factors would be no smaller than its
+    weight is left alone.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._uses: list[Use] = []
-        self._replaced = ReplacedForwards({linear: _noting(linear, self._uses) for linear in parts.linears})
+        moving = {buffer.untyped_storage().data_ptr() for buffer in parts.buffers().values()}
+        self._replaced = ReplacedForwards({linear: _noting(linear, self._uses, moving) for linear in parts.linears})
 
     def __enter__(self) -> list[Use]:
         self._replaced.__enter__()
@@ -122,26 +126,36 @@ def gradient_of(loss: Tensor, stepped: Stepped, uses: Sequence[Use | ChainPass] 
     """∇loss by parameter name, without touching ``.grad``; factored where linear layers were noted."""
     parameters = [parameter for parameter, _ in stepped.values()]
     if not uses:
-        values = torch.autograd.grad(loss, parameters, allow_unused=True)
+        values = _differentiated(loss, parameters)
         return {name: value for name, value in zip(stepped, values, strict=True) if value is not None}
     passes = [use for use in uses if isinstance(use, ChainPass)]
     if passes:
         return _chain_gradient(loss, stepped, parameters, passes)
     names = {id(parameter): name for name, (parameter, _) in stepped.items()}
     used = [use for use in uses if isinstance(use, Use) and id(use.weight) in names]
-    wanted: list[Any] = [*parameters, *(use.output for use in used)]
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
-    direct = {name: value for name, value in zip(stepped, found, strict=False) if value is not None}
+    for use in used:
+        use.wanted = True
+    found = _differentiated(loss, parameters)
+    direct = {name: value for name, value in zip(stepped, found, strict=True) if value is not None}
     factors: dict[str, Factors] = {}
-    for use, deltas in zip(used, found[len(parameters) :], strict=True):
-        if use.inputs._version != use.version:
-            raise InvalidInput("the input of a linear layer was changed in place after its use; use a copy instead")
-        if deltas is not None:
-            name, own = names[id(use.weight)], Factors(use.inputs, deltas)
+    for use in used:
+        if use.deltas is not None:
+            name, own = names[id(use.weight)], Factors(use.inputs, use.deltas)
             factors[name] = stacked(factors[name], own) if name in factors else own
     for name in direct.keys() & factors.keys():  # the weight was used elsewhere too
         direct[name] = direct[name] + factors.pop(name).product()
     return FactoredGradient(direct, factors)
+
+
+def _differentiated(loss: Tensor, wanted: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+    try:
+        return torch.autograd.grad(loss, wanted, allow_unused=True)
+    except RuntimeError as problem:
+        if "modified by an inplace operation" not in str(problem):
+            raise
+        raise InvalidInput(
+            f"something that the gradient needs was changed in place after its use; use a copy instead ({problem})"
+        ) from problem
 
 
 def _chain_gradient(
@@ -149,7 +163,7 @@ def _chain_gradient(
 ) -> Gradient:
     """Autograd goes from the loss to the scores, and to parameters that the loss names itself; the rest is known."""
     wanted = [*(each.scores for each in passes), *parameters]
-    found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    found = _differentiated(loss, wanted)
     parts = [chain_gradient(each, of, stepped) for each, of in zip(passes, found, strict=False) if of is not None]
     named = {name: value for name, value in zip(stepped, found[len(passes) :], strict=True) if value is not None}
     return functools.reduce(add_gradients, [*parts, *([named] if named or not parts else [])])
@@ -215,7 +229,7 @@ def stacked(first: Factors, second: Factors, weight: float = 1.0) -> Factors:
 def gradient_norm(gradient: Gradient, factored: bool = False) -> float:
     """The norm of the gradient; if factors are to stay ``factored``, a bound of it (‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖)."""
     if not factored or not isinstance(gradient, FactoredGradient):
-        values = list(gradient.values())
+        values = [value.coalesce().values() if value.is_sparse else value for value in gradient.values()]
         return math.hypot(*torch.stack(torch._foreach_norm(values)).tolist()) if values else 0.0
     factors, biases = gradient.factors, gradient.biases
     values = [gradient[name] for name in gradient if name not in factors and name not in biases]
@@ -266,20 +280,53 @@ def sgd_step(gradient: Gradient, stepped: Stepped) -> None:
 # --------------------------------------------------------------------------------------------- linear layers at work
 
 
-def _noting(linear: nn.Linear, uses: list[Use]) -> Callable[[Tensor], Tensor]:
-    def forward(x: Tensor) -> Tensor:
+class _Noted(torch.autograd.Function):
+    """x Wᵀ + b, which leaves Δ with its `Use` where the gradient of W is wanted as factors; else as ever."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, use: Use) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.use = use
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        use: Use = ctx.use
+        of_x, of_weight, of_bias, _ = ctx.needs_input_grad
+        if use.wanted and not torch.is_grad_enabled():  # with gradients on, somebody differentiates this gradient
+            use.deltas, of_weight = delta, False
+        return (
+            delta @ weight if of_x else None,
+            delta.t() @ x if of_weight else None,
+            delta.sum(0) if of_bias else None,
+            None,
+        )
+
+
+def _noting(linear: nn.Linear, uses: list[Use], moving: Set[int]) -> Callable[[Tensor], Tensor]:
+    """``moving`` are the places of buffers, which a later pass may move: of these a copy is noted."""
+
+    def forward(input: Tensor) -> Tensor:
         weight, bias = linear.weight, linear.bias
-        watched = not weight.requires_grad or weight._backward_hooks
-        if x.ndim != 2 or watched or not _thin(len(x), weight):
-            return F.linear(x, weight, bias)
-        output = F.linear(x, weight.detach(), bias)
-        node = output.grad_fn
-        if node is None or output.dtype != weight.dtype or torch._C._are_functorch_transforms_active():
-            return F.linear(x, weight, bias)  # nothing to hold on to, autocast, or a transform that hides the graph
-        uses.append(Use(weight, x.detach(), x._version, GradientEdge(node, output.output_nr)))
+        fits = input.ndim == 2 and input.dtype == weight.dtype and _thin(len(input), weight)
+        watched = not weight.requires_grad or weight._backward_hooks or linear._is_full_backward_hook is False
+        if not fits or watched or not torch.is_grad_enabled() or _reinterpreted(input):
+            return F.linear(input, weight, bias)
+        inputs = input.detach()
+        use = Use(weight, inputs.clone() if inputs.untyped_storage().data_ptr() in moving else inputs)
+        uses.append(use)
+        output: Tensor = _Noted.apply(input, weight, bias, use)  # type: ignore[no-untyped-call]
         return output
 
     return forward
+
+
+def _reinterpreted(x: Tensor) -> bool:
+    """Whether torch is at something here that makes more of an operation than its result: autocast, a transform, a
+    compilation."""
+    transformed = torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling()
+    return transformed or torch.is_autocast_enabled(x.device.type)
 
 
 class ReplacedForwards:

@@ -91,8 +91,8 @@ class Lookahead:
         """The parameters that the step would move, where it would."""
         names = [name for name in stepped if name in gradient and name not in but]
         if self.layers == "head":
-            head, _ = find_head(self.model)
-            names = [name for name in names if name.rpartition(".")[0] == head]
+            own = {id(parameter) for parameter in find_head(self.model)[1].parameters()}
+            names = [name for name in names if id(stepped[name][0]) in own]
         with torch.no_grad():
             step = self._sgd_step if self.virtual_step == "sgd" else self._optimizer_step
             return step({name: stepped[name] for name in names}, gradient)
@@ -101,29 +101,61 @@ class Lookahead:
         """ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value a row."""
         parts = self._parts()
         batch, x = self._ready(batch, parts)
+        versions = _versions(x)
         factored = gradient if self._plain and isinstance(gradient, FactoredGradient) else None
         if factored is not None and parts.chain is not None and isinstance(x, Tensor) and can_pass(parts.chain, (x,)):
             return self._losses_of_chain(batch, x, factored, parts)
         linears = Foreseen(parts, factored.factors if factored is not None else {})
         foreseen = self._moved(gradient, parts.stepped, but=linears.weights)
-        with self._scoring(parts), linears.installed():
+        with self._scoring(parts):
             if self.layers == "head":
-                name, head = find_head(self.model)
-                with head_inputs(head) as seen:
-                    before = self._scores(x, {}, parts)
-                if not torch.equal(head(seen[-1]), before):
-                    raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
-                after = functional_call(head, _of_module(foreseen, name), (seen[-1],))
+                before, after = self._scores_by_head(x, foreseen, parts)
             else:
-                before = self._scores(x, {}, parts)
-                statistics = self.statistics
-                linears.step()
-                after = self._scores(x, foreseen, parts)
-                if not linears.complete:  # a weight may have been used behind its layer's back: do it the plain way
-                    linears.step(False)
-                    after = self._scores(x, self.foresee(gradient), parts)
+                with linears.installed():  # without the loss: what it copies is to be as it was
+                    before = self._scores(x, {}, parts)
+                    statistics, x = self.statistics, self._unchanged(x, versions, batch, parts)
+                    linears.step()
+                    found = self._scores_by_factors(x, foreseen, linears, parts)
+                    if found is None:  # a weight was used behind its layer's back: do it the plain way
+                        linears.step(False)
+                        found = self._scores(x, self.foresee(gradient), parts)
+                    after = found
                 self.statistics = statistics
             return self.loss(before, batch, True), self.loss(after, batch, True)
+
+    def _scores_by_head(self, x: Tree, foreseen: Mapping[str, Tensor], parts: Parts) -> tuple[Tensor, Tensor]:
+        """The scores before and after a step of the last layer alone: the body is passed once."""
+        name, head = find_head(self.model)
+        with head_inputs(head) as seen:
+            before = self._scores(x, {}, parts)
+        if not torch.equal(head(seen[-1]), before):
+            raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
+        moved = {id(parts.stepped[name][0]): value for name, value in foreseen.items()}
+        own = {key: moved[id(value)] for key, value in head.named_parameters() if id(value) in moved}
+        return before, functional_call(head, own, (seen[-1],))
+
+    def _scores_by_factors(
+        self, x: Tree, foreseen: Mapping[str, Tensor], linears: Foreseen, parts: Parts
+    ) -> Tensor | None:
+        """The scores after the step, or None where the model did not use every weight through its layer alone."""
+        try:
+            after = self._scores(x, {**foreseen, **linears.absent}, parts)
+        except (RuntimeError, TypeError, NotImplementedError):
+            if not linears.absent:
+                raise
+            return None
+        return None if after.is_meta or not linears.complete else after
+
+    def _unchanged(self, x: Tree, versions: list[int | None], batch: Batch, parts: Parts) -> Tree:
+        """The prepared rows for the second pass: made anew where the model wrote into them in the first."""
+        if _versions(x) == versions:
+            return x
+        places = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(batch.x)}
+        if not is_fixed(self.prepare) or any(leaf.untyped_storage().data_ptr() in places for leaf in tree_leaves(x)):
+            raise InvalidInput(
+                "the model changes its inputs in place, and they are needed again; let it work on a copy"
+            )
+        return self._ready(batch, parts)[1]
 
     def _losses_of_chain(
         self, batch: Batch, x: Tensor, gradient: FactoredGradient, parts: Parts
@@ -184,7 +216,6 @@ class Lookahead:
     def _scoring(self, parts: Parts) -> Iterator[None]:
         with (
             torch.no_grad(),
-            by_lines(parts.modules if self._compiled is None else ()),
             scoring_mode(self.model, parts.modules),
             self.computation.autocast(parts.device, scoring=True),
             random_state_kept(parts.device),
@@ -199,10 +230,12 @@ class Lookahead:
         if self._compiled is not None and len(tree_leaves(x)[0]) == self._compile_rows:
             everything = {name: parameter.detach() for name, parameter in self.model.named_parameters()} | replaced
             scores = self._compiled(everything, arguments, keywords)
-        elif replaced:
-            scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
         else:
-            scores = self.model(*arguments, **keywords)
+            with by_lines(parts.modules if self._compiled is None else ()):
+                if replaced:
+                    scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
+                else:
+                    scores = self.model(*arguments, **keywords)
         self.rows_passed += len(scores)
         return scores
 
@@ -241,5 +274,6 @@ def call_arguments(x: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (x,), {}
 
 
-def _of_module(parameters: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
-    return {name.rpartition(".")[2]: value for name, value in parameters.items() if name.rpartition(".")[0] == module}
+def _versions(x: Tree) -> list[int | None]:
+    """By which it can be told whether somebody wrote into these."""
+    return [None if leaf.is_inference() else leaf._version for leaf in tree_leaves(x)]

@@ -5,7 +5,7 @@ Torch needs 30 µs to list the parameters of three layers, and a step of a small
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,6 +126,33 @@ class Substitutes:
     def __exit__(self, *exception: object) -> None:
         for (held, key, _), own in zip(self._places, self._own, strict=True):
             held[key] = own
+
+
+class KeptBuffers:
+    """The buffers of modules as they are now, to be put back: also those that are created, replaced, resized or
+    dropped on the way."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._kept = [
+            (module._buffers, {key: (value, _copied(value)) for key, value in module._buffers.items()})
+            for module in modules
+        ]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        for held, kept in self._kept:
+            for key in held.keys() - kept.keys():
+                del held[key]
+            for key, (own, copy) in kept.items():
+                if own is None or copy is None or own.shape != copy.shape:
+                    held[key] = copy
+                else:
+                    own.copy_(copy)
+                    held[key] = own
+
+
+def _copied(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.clone()
 
 
 def unsaved_copies(model: nn.Module) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from ..lookahead import Lookahead, call_arguments
 from ..losses import CrossEntropy, Kind, as_loss, in_full
 from ..memory import Memory
 from ..memory.ids import ID, one_id_a_row
-from ..parts import Parts, load_unsaved, parts_of, unsaved_copies
+from ..parts import KeptBuffers, Parts, load_unsaved, parts_of, unsaved_copies
 from .checks import check_optimizer_fits, check_parts
 from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
@@ -281,7 +281,7 @@ class Learner(ABC):
         ``parameters`` says that the block may take more than one step, so that their start must be kept too.
         """
         self._held_parts = parts = parts_of(self.model, self.optimizer)
-        buffers = parts.buffer_copies()
+        buffers = KeptBuffers(parts.modules)
         random, counts = self.random.get(), (self._rows_passed, self.moves)
         weights = {name: p.detach().clone() for name, p in self.model.named_parameters()} if parameters else {}
         optimizer = copy.deepcopy(self.optimizer.state_dict()) if parameters else None
@@ -290,8 +290,7 @@ class Learner(ABC):
                 yield
         except BaseException:
             with torch.no_grad():
-                for name, buffer in self.model.named_buffers():
-                    buffer.copy_(buffers[name])
+                buffers.put_back()
                 for name, parameter in self.model.named_parameters():
                     if name in weights:
                         parameter.copy_(weights[name])
@@ -359,9 +358,11 @@ class Learner(ABC):
         x = self._ready(batch.x) if known is None else None
         by_hand = self._passed_by_hand(x, parts) if known is None else known
         if by_hand is None:
-            with linear_uses(parts) as uses:
+            noting = linear_uses(parts)
+            with noting:
                 scores = check_rows(self._forward_prepared(x, buffers), len(batch))
-                loss = mean_loss(self._losses(batch, recalled, scores))
+            loss = mean_loss(self._losses(batch, recalled, scores))
+            with noting as uses:
                 return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
         scores = by_hand.scores
         self._rows_passed += len(scores)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..batch import Batch
 from ..errors import InvalidInput
 from ..heads import find_head, outputs, resize
-from ..parts import buffer_copies, load_unsaved, unsaved_copies
+from ..parts import KeptBuffers, load_unsaved, unsaved_copies
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,13 @@ class Retrieved(NamedTuple):
 def restored(network: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """After an error, the network with its buffers and its optimiser are what they were before the block."""
     kept = {name: value.clone() for name, value in network.state_dict().items()}
-    buffers = buffer_copies(network)
+    buffers = KeptBuffers(network.modules())
     state = copy.deepcopy(optimizer.state_dict())
     try:
         yield
     except BaseException:
+        buffers.put_back()
         network.load_state_dict(kept)
-        for name, buffer in network.named_buffers():
-            buffer.copy_(buffers[name])
         optimizer.load_state_dict(state)
         raise
 

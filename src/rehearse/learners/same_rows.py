@@ -21,7 +21,8 @@ class _Affine(Protocol):
 
 @runtime_checkable
 class LinearFirst(Protocol):
-    """A classifier whose inputs meet a linear layer first: its scores are rest(x Wᵀ + b), x flattened.
+    """A classifier whose inputs meet a linear layer first: its scores are rest(x Wᵀ + b), x flattened, and ``rest``
+    does not use W.
 
     Its class defines ``first``, ``rest`` and ``forward`` together, and means the same by both ways.
     """
@@ -63,7 +64,13 @@ class SameRows:
     def step(self, loss: Tensor) -> Gradient:
         """One step down the gradient of a loss of `forward`'s scores."""
         others = {name: parameter for name, (parameter, _) in self._stepped.items() if name != self._name}
-        delta, *values = torch.autograd.grad(loss, [self._leaf, *others.values()], allow_unused=True)
+        wanted = [self._leaf, self._weight, *others.values()]
+        delta, again, *values = torch.autograd.grad(loss, wanted, allow_unused=True)
+        if again is not None:
+            raise InvalidInput(
+                f"{type(self._model).__name__}.rest uses the weight of `first` again, so the model does not split "
+                "there; give `first` or `rest` another name"
+            )
         if not bool(delta.sum().isfinite()):
             raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
         gradient = {name: value for name, value in zip(others, values, strict=True) if value is not None}
@@ -87,6 +94,10 @@ def can_stay(model: nn.Module, optimizer: torch.optim.Optimizer, rows: Tensor) -
     if listened_to_everywhere() or any(listened_to(module) for module in model.modules()):
         return False
     assert isinstance(model, LinearFirst)
+    if isinstance(model.first, nn.Linear) and type(model.first) is not nn.Linear:
+        return False  # it may make something else of its inputs
+    if torch.is_autocast_enabled(rows.device.type):
+        return False
     weight, bias = model.first.weight, model.first.bias
     groups = [group for group in optimizer.param_groups if any(weight is held for held in group["params"])]
     plain = len(groups) == 1 and not groups[0]["maximize"] and not weight._backward_hooks and isinstance(bias, Tensor)
