@@ -142,7 +142,7 @@ class Run:
             treatment: {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
             for treatment in self.learner.treatments()
         }
-        """The matrices under the other treatments of batch-norm; what no metric reads, above the diagonal, stays."""
+        """The matrices under the learner's other ways to predict; what no metric reads, above the diagonal, stays."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
         self.treatments_cpu_seconds = 0.0

@@ -52,7 +52,11 @@ def test_figures_of_the_hybrid_have_accuracy_and_forgetting_by_the_number_of_cod
     target = TARGETS[name]
     assert [entry.missing for entry in target.entries] == [None] * len(target.entries)
     results = [
-        made_result(entry.spec(seed), 0.3 + number / 100 + seed / 50, 0.2 - number / 100)
+        made_result(
+            entry.alone(seed) if entry.treatment else entry.spec(seed),
+            0.3 + number / 100 + seed / 50,
+            0.2 - number / 100,
+        )
         for number, entry in enumerate(target.entries)
         for seed in range(2)
     ]

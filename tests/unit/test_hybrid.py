@@ -14,9 +14,10 @@ from rehearse import Batch, ReservoirMemory
 from rehearse.compute import prepare_for_model
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
-from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid, hybrid_codes
 from rehearse.learners.hybrid_codec import Codec
 from rehearse.learners.hybrid_codes import CALIBRATION_ROWS
+from rehearse.learners.hybrid_search import distinct_neighbours
 from rehearse.nets import ConvAutoencoder
 from sameness import assert_same, differences
 
@@ -447,3 +448,70 @@ def test_the_mean_squared_error_of_test_images_is_told() -> None:
     x, y = TASKS[1]
     wanted = ((made.rebuild(x) - x) ** 2).mean().item()
     assert made.evaluation_metrics(x, y)["reconstruction"] == pytest.approx(wanted, rel=1e-5)
+
+
+# ------------------------------------------------------------------------------------------- what is asked, and how
+
+
+def test_real_images_at_test_time_are_a_treatment_of_the_same_training() -> None:
+    made, without = learner(), learner(autoencode_test=False)
+    run(made), run(without)
+    x, _ = TASKS[1]
+    before = made.state_dict()
+    (predict,) = made.treatments().values()
+    assert torch.equal(predict(x), without.predict(x))
+    torch.testing.assert_close(made.scores(x), made.model.eval()(made.rebuild(x)).detach())
+    made.model.train()
+    assert_same(made.state_dict(), before)
+    assert not without.treatments()
+
+
+def test_codes_that_are_read_ahead_are_those_that_are_read_as_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, drawn = learner(), learner()
+    run(ahead)
+    monkeypatch.setattr(hybrid, "read_ahead", lambda *_: None)
+    run(drawn)
+    for one, other in zip(ahead.autoencoder.parameters(), drawn.autoencoder.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(ahead.memory.all().x, drawn.memory.all().x)
+
+
+def test_bytes_have_no_scale_before_there_is_something_to_measure_it_on() -> None:
+    made = learner(codes="uint8")
+    x, y = TASKS[0]
+    first, second = made.scores(x[:2])
+    assert not torch.equal(first, second)  # told from codes in full
+    with pytest.raises(InvalidInput, match="need a scale first"):
+        made.codec.encode(x)
+    made.remember([(x, y, 0)])
+    stored = made.memory.all().x
+    assert len({tuple(code.flatten().tolist()) for code in stored}) == len(x)
+    assert len(stored.unique()) > 10
+
+
+def test_codes_are_brought_up_to_date_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = learner()
+    run(made, tasks=1)
+    codes = made.memory.all().x
+    monkeypatch.setattr(hybrid_codes, "BLOCK", 5)
+    encode, calls = hybrid_codes.Codec.encode, []
+
+    def refused(self: Any, x: Tensor) -> Tensor:
+        calls.append(len(x))
+        if len(calls) == 3:
+            raise InvalidInput("too large")
+        return encode(self, x)
+
+    monkeypatch.setattr(hybrid_codes.Codec, "encode", refused)
+    codec = made.codec
+    with pytest.raises(InvalidInput, match="too large"):
+        made._refresh(TASKS[0][0])
+    assert made.codec is codec
+    assert torch.equal(made.memory.all().x, codes)
+
+
+def test_neighbours_are_told_apart_in_full_precision() -> None:
+    points, candidates = torch.randn(4, 50) * 10, torch.randn(40, 50) * 10
+    wanted = distinct_neighbours(points, candidates, 20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(distinct_neighbours(points, candidates, 20), wanted)

@@ -11,7 +11,7 @@ import pytest
 from made_results import made_result
 
 from rehearse.errors import InvalidInput
-from rehearse.methods import METHODS
+from rehearse.methods import METHODS, resolve
 from rehearse.paper import target as target_module
 from rehearse.paper.costs import Costs, rows, work
 from rehearse.paper.outcome import Results, cpu_seconds, outcome, to_run
@@ -27,6 +27,7 @@ from rehearse.report.reproduction import (
     reproduction_page,
     units,
 )
+from rehearse.spec import named_specs
 from rehearse.statistics import summary
 
 
@@ -263,3 +264,15 @@ def test_a_page_is_filled_between_its_marks_and_nowhere_else() -> None:
     assert "| ER | MNIST Split | accuracy | 81.5 ± 2.1 | 81.5 | 4 of 20 | 82.1 ± 1.5 | within |" in text
     assert "old" not in text
     assert filled(text, [found]) == text
+
+
+def test_real_images_at_test_time_are_read_from_the_runs_of_ae() -> None:
+    """Figure 6: what is asked plays no part in training, so "- test AE" is no run of its own."""
+    plain, asked = entry("figure6", "AE-Random", "1,000 codes"), entry("figure6", "- test AE", "1,000 codes")
+    assert plain.spec() == asked.spec()
+    assert asked.alone().options["autoencode_test"] is False
+    assert asked.alone() == resolve("ae", "split-cifar10", named_specs()["ae-without-test"], {"capacity": 1000})
+    told = made_result(plain.spec(0), 0.3) | {"treatments": {"real-test": {"metrics": {"accuracy": 0.2}}}}
+    found = outcome(TARGETS["figure6"], Results([told]))
+    runs = {row: found.runs[row, "1,000 codes"] for row in ("AE-Random", "- test AE")}
+    assert {row: one[0]["metrics"]["accuracy"] for row, one in runs.items()} == {"AE-Random": 0.3, "- test AE": 0.2}

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
 
 Refresh = Literal["epoch", "task"]
+REAL_TEST: Final = "real-test"  # the treatment that predicts from inputs as they are
 
 
 class AutoencoderReplay(Learner):
@@ -289,7 +290,7 @@ class AutoencoderReplay(Learner):
 
     def rebuild(self, x: Tree) -> Tensor:
         """What is left of inputs after they have been stored: the pictures that the classifier learns from."""
-        parts = [self.codec.through(self._prepared(rows))[1] for rows in checked_inputs(x).split(PREDICTION_ROWS)]
+        parts = [self.codec.rebuild(self._prepared(rows)) for rows in checked_inputs(x).split(PREDICTION_ROWS)]
         return torch.cat(parts)
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
@@ -298,6 +299,17 @@ class AutoencoderReplay(Learner):
         errors = [(self.rebuild(rows) - self._prepared(rows)).square().double().mean() for rows in parts]
         sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.double)
         return {"reconstruction": float((torch.stack(errors).cpu() * sizes).sum() / sizes.sum())}
+
+    def treatments(self) -> dict[str, Callable[[Tree], Tensor]]:
+        """Also what would be predicted of inputs as they are: the same training, asked without the autoencoder."""
+        return {REAL_TEST: self._predict_real} if self.autoencode_test else {}
+
+    def _predict_real(self, x: Tree) -> Tensor:
+        try:
+            self.autoencode_test = False
+            return self.predict(x)
+        finally:
+            self.autoencode_test = True
 
     def report(self) -> dict[str, Any]:
         """The memory in bytes, beside what the same number of raw inputs would take; and what the search did."""
@@ -310,8 +322,12 @@ class AutoencoderReplay(Learner):
         losses = self.loss(self.scores(x), known.to(self.device), False)
         if not bool(losses.isfinite().all()):
             raise InvalidInput("the loss of some of these rows is not finite; they cannot be replayed")
-        codes = replace(known, x=self.codec.encode(self._prepared(x)))
+        rows, codec = self._prepared(x), self.codec
+        if not codec.calibrated:
+            codec = renewed(codec, self.memory, self.autoencoder, rows)
+        codes = replace(known, x=codec.encode(rows))
         self.memory.keep(codes, self.memory.check(codes))
+        self.codec = codec
         self._input = Form.of(x)
 
     def _through(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -338,7 +354,7 @@ class AutoencoderReplay(Learner):
             with torch.no_grad(), evaluation_mode(self.model), self.random.borrowed():
                 rows = self._prepared(x)
                 if self.autoencode_test and len(rows):
-                    rows = self.codec.through(rows)[1]
+                    rows = self.codec.rebuild(rows)
                 return in_full(self._forward_prepared(rows, kept or None))
         finally:
             self._rows_passed = passed

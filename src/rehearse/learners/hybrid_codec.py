@@ -42,6 +42,11 @@ class Codec:
         """The same with the autoencoder as it is now; bytes need to be calibrated anew."""
         return Codec(autoencoder, self.codes, self.statistics)
 
+    @property
+    def calibrated(self) -> bool:
+        """Whether bytes have their scale; other codes need none."""
+        return self.codes != "uint8" or self.step.ndim > 0
+
     def calibrate(self, parts: Iterable[Tensor]) -> None:
         """Let bytes cover what the encoder makes of these inputs."""
         if self.codes != "uint8":
@@ -54,6 +59,8 @@ class Codec:
     @torch.no_grad()
     def encode(self, x: Tensor) -> Tensor:
         """The codes of inputs, as they are stored."""
+        if not self.calibrated:
+            raise InvalidInput("codes of 8 bits need a scale first: train on a task, or calibrate on some inputs")
         floats = self._floats(x)
         if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
             raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
@@ -88,6 +95,13 @@ class Codec:
         rebuilt = self.read(stored)
         check_rebuilt(x, rebuilt)
         return stored, rebuilt
+
+    def rebuild(self, x: Tensor) -> Tensor:
+        """What can be read from the codes of inputs; as long as bytes have no scale, from codes in full."""
+        if self.calibrated:
+            return self.through(x)[1]
+        with torch.no_grad():
+            return self.decode(self._floats(x))
 
     def to(self, device: torch.device | str) -> None:
         self.autoencoder.to(device)

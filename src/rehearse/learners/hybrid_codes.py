@@ -20,7 +20,7 @@ def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor
     """The present autoencoder as a codec; bytes cover what it makes of the sample and of what is stored."""
     new, stored = codec.renewed(autoencoder), memory.slots()
     parts = [sample[:CALIBRATION_ROWS]]
-    if len(stored):
+    if len(stored) and codec.codes == "uint8":
         parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_ROWS)]).x))
     new.calibrate(parts)
     return new
@@ -29,18 +29,19 @@ def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor
 def brought_up_to_date(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Codec:
     """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), all of them; gives the codec that reads them now."""
     new = renewed(codec, memory, autoencoder, sample)
-    for slots in torch.split(memory.slots(), BLOCK):
-        if len(slots):
-            memory.rewrite(slots, new.encode(codec.read(memory.get(slots).x)))
+    blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
+    codes = [new.encode(codec.read(memory.get(slots).x)) for slots in blocks]  # all or none: one may be refused
+    for slots, renewed_codes in zip(blocks, codes, strict=True):
+        memory.rewrite(slots, renewed_codes)
     return new
 
 
 def read_ahead(codec: Codec, memory: Memory, slots: Tensor, rows: int) -> Tensor | None:
     """What the codes at these slots stand for, read once for an epoch in which most are rehearsed several times.
 
-    For no more codes than the task has rows, which are all there anyway; the others are read as they are drawn.
+    For up to twice as many codes as the task has rows, which are all there anyway; of more, some as they are drawn.
     """
-    if not 0 < len(slots) <= rows or codec.statistics == "batch":
+    if not 0 < len(slots) <= 2 * rows or codec.statistics == "batch":
         return None
     return torch.cat([codec.read(memory.get(some).x) for some in torch.split(slots, BLOCK)])
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..batch import Batch
 from ..errors import InvalidInput
 from ..latent import LatentSearch
+from ..losses import in_full
 from ..memory import Memory
 from .checks import check_positive
 from .generative_objectives import View, divergence, entropy
@@ -127,9 +128,10 @@ def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tenso
     The points take turns: each takes the nearest candidate that nobody has taken yet, until there are enough. Of
     candidates at the same distance the earlier goes first.
     """
-    points, candidates = points.flatten(1), candidates.flatten(1)
+    points, candidates = in_full(points.flatten(1)), in_full(candidates.flatten(1))
     # |p − c|² = |p|² − 2 p·c + |c|²; the first term is the same for all candidates of a point.
-    distances = torch.addmm(candidates.square().sum(1)[None], points, candidates.t(), alpha=-2)
+    with torch.autocast(points.device.type, enabled=False):  # 8 bits of a distance do not tell neighbours apart
+        distances = torch.addmm(candidates.square().sum(1)[None], points, candidates.t(), alpha=-2)
     queues = [iter(row) for row in distances.argsort(dim=1, stable=True).tolist()]
     taken: dict[int, None] = {}
     count = min(count, len(candidates))

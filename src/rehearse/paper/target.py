@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import InvalidInput
+from ..learners.hybrid import REAL_TEST
 from ..methods import METHODS, resolve
 from ..spec import Spec, named_specs
 from .published import Cell
@@ -25,7 +26,8 @@ class Entry:
     """A named spec of settings/*.toml that the run starts from."""
     cells: Mapping[str, Cell] = field(default_factory=dict)
     treatment: str | None = None
-    """The treatment of batch-norm whose numbers are read from the run, where they are not the run's own."""
+    """The way to predict whose numbers are read from the run, where it is not the run's own: a treatment of
+    batch-norm, or real images at test time."""
 
     @property
     def missing(self) -> str | None:
@@ -42,7 +44,10 @@ class Entry:
 
     def alone(self, seed: int = 0) -> Spec:
         """A run with the entry's treatment as its own, for where one training did not report it."""
-        return replace(self.spec(seed), batchnorm=self.treatment)
+        spec = self.spec(seed)
+        if self.treatment == REAL_TEST:
+            return replace(spec, options={**spec.options, "autoencode_test": False})
+        return replace(spec, batchnorm=self.treatment)
 
 
 @dataclass(frozen=True)
