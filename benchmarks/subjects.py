@@ -171,7 +171,7 @@ def phases(kind: str, retrieval: Retrieval, batches: list[tuple[Tensor, Tensor]]
     made = learner(kind, retrieval)
     spent: dict[str, float] = {}
 
-    def watch(owner: Any, name: str, phase: str) -> None:
+    def watch(owner: Any, name: str, phase: str, replayed: str | None = None) -> None:
         function = getattr(owner, name)
 
         def watched(*arguments: Any, **keywords: Any) -> Any:
@@ -179,22 +179,21 @@ def phases(kind: str, retrieval: Retrieval, batches: list[tuple[Tensor, Tensor]]
             try:
                 return function(*arguments, **keywords)
             finally:
-                spent[phase] = spent.get(phase, 0.0) + time.thread_time() - started
+                now = replayed if replayed is not None and keywords["recalled"] else phase
+                spent[now] = spent.get(now, 0.0) + time.thread_time() - started
 
         setattr(owner, name, watched)
 
-    watch(made, "_incoming_gradient", "incoming gradient")
+    watch(made, "_passed", "incoming gradient", "replay gradient")
     watch(made.memory, "sample", "candidates")
     watch(made.lookahead, "_moved", "look-ahead")
     watch(made.lookahead, "losses", "scoring")
-    watch(made, "_step", "replay gradient")
     watch(made, "_apply", "optimiser")
     watch(made.memory, "keep", "memory")
     watch(made, "observe", "step")
     for x, y in batches:
         made.observe(x, y, task=5)
     spent["scoring"] = spent.get("scoring", 0.0) - spent.get("look-ahead", 0.0)
-    spent["replay gradient"] -= spent["optimiser"]
     whole = spent.pop("step")
     spent["everything else"] = whole - sum(spent.values())
     return {name: value / whole for name, value in spent.items() if value > 0}

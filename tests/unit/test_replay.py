@@ -126,21 +126,22 @@ class Textbook:
         self.model.train()
         first = copy.deepcopy(self.model) if joint else self.model
         first.zero_grad()
-        incoming = F.cross_entropy(first(x), y)
-        incoming.backward()
         recalled, slots = None, None
+        if self.memory.eligible(task) or not joint:
+            incoming = F.cross_entropy(first(x), y)
+            incoming.backward()
         if self.memory.eligible(task):
             gradient = [p.grad.clone() for p in first.parameters() if p.grad is not None]
             slots = self._most_interfered(gradient, task)
             rows = self.memory.get(torch.tensor(slots))
         if joint:
             self.model.zero_grad()
-            if slots is None:
-                F.cross_entropy(self.model(x), y).backward()
-            else:
-                scores = self.model(torch.cat([x, rows.x]))
+            scores = self.model(x if slots is None else torch.cat([x, rows.x]))
+            loss = incoming = F.cross_entropy(scores[: len(x)], y)
+            if slots is not None:
                 recalled = F.cross_entropy(scores[len(x) :], rows.y)
-                (F.cross_entropy(scores[: len(x)], y) + self.weight * recalled).backward()
+                loss = incoming + self.weight * recalled
+            loss.backward()
         elif slots is not None:
             recalled = F.cross_entropy(self.model(rows.x), rows.y)
             (self.weight * recalled).backward()
@@ -371,6 +372,15 @@ def test_three_of_the_four_train_the_same_parameters_to_the_bit() -> None:
         "published": first + 3 * later,
         "joint": first + later,
     }
+
+
+def test_joint_replay_at_random_passes_every_row_once() -> None:
+    learner = replay(Normed, Uniform(), batchnorm="joint")
+    rows = 0
+    for x, y, task in stream():
+        step = learner.observe(x, y, task)
+        rows += len(x) + (0 if step.recalled is None else len(step.recalled))
+    assert learner.forward_passes == pytest.approx(rows / learner.rows_observed)
 
 
 def test_the_control_moves_the_published_statistics_as_interfered_retrieval_does() -> None:

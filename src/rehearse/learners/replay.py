@@ -25,6 +25,7 @@ from .statistics import KeptStatistics, recalibrated_statistics
 from .step import Step, join, mean_loss, without_task
 
 BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
+Columns = dict[str, Tensor]
 
 
 class Replay(Learner):
@@ -109,14 +110,46 @@ class Replay(Learner):
         incoming = self._accept(x, y, task, id)
         with self._transaction(parameters=self.updates > 1):
             for _ in range(self.updates):
-                gradient, incoming_loss, known = self._incoming_gradient(incoming)  # ∇ℓ(B_n), once for both uses
-                columns = self.memory.check(incoming, **known)
-                recalled, scores = self._recall(incoming, gradient)
-                self._move_statistics()
-                recalled_loss = self._step(incoming, gradient, recalled)  # θ ← SGD(B_n ∪ B_MC, α)
+                step, columns = (self._joint_update if self._joint else self._update)(incoming)
         self.memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
         self._settle(incoming)
-        return Step(incoming_loss, recalled_loss, recalled, scores)
+        return step
+
+    def _update(self, incoming: Batch) -> tuple[Step, Columns]:
+        """One update, and what to remember of the rows. Incoming and recalled rows pass one after the other."""
+        loss, gradient, scores = self._passed(incoming, recalled=False)  # ∇ℓ(B_n), once for both uses
+        columns = self.memory.check(incoming, **to_remember(self.loss, scores.detach()))
+        recalled, interference = self._recall(incoming, gradient)
+        self._move_statistics()
+        recalled_loss = None
+        if recalled is not None:
+            known = self.lookahead.pass_of(recalled)
+            recalled_loss, replayed, _ = self._passed(recalled, recalled=True, known=known)
+            gradient = add_gradients(gradient, replayed, self.replay_weight)
+        self._apply(gradient)  # θ ← SGD(B_n ∪ B_MC, α)
+        return Step(loss, recalled_loss, recalled, interference), columns
+
+    def _joint_update(self, incoming: Batch) -> tuple[Step, Columns]:
+        """The same with all rows in one pass.
+
+        The gradient of the incoming rows alone serves the look-ahead: batch-norm's statistics stay in its pass, and
+        there is none where nothing is foreseen.
+        """
+        gradient: Gradient = {}
+        if getattr(self.retrieval, "needs_gradient", True) and self.memory.eligible(self._asking(incoming).task):
+            gradient = self._passed(incoming, recalled=False, buffers=self._parts().buffer_copies()).gradient
+        recalled, interference = self._recall(incoming, gradient)
+        self._move_statistics()
+        n = len(incoming)
+        scores = self._forward(incoming.x if recalled is None else join(incoming, recalled).x)
+        loss = total = mean_loss(self._losses(incoming, False, scores[:n]))
+        columns = self.memory.check(incoming, **to_remember(self.loss, scores[:n].detach()))
+        recalled_loss = None
+        if recalled is not None:
+            replayed = mean_loss(self._losses(recalled, True, scores[n:]))
+            total, recalled_loss = loss + self.replay_weight * replayed, replayed.item()
+        self._apply(self._gradient(total))
+        return Step(loss.item(), recalled_loss, recalled, interference), columns
 
     @contextlib.contextmanager
     def _transaction(self, *, parameters: bool = False) -> Iterator[None]:
@@ -134,18 +167,9 @@ class Replay(Learner):
         finally:
             self.lookahead.clear()
 
-    def _incoming_gradient(self, incoming: Batch) -> tuple[Gradient, float, dict[str, Tensor]]:
-        """The gradient of the incoming batch alone, its loss, and what the loss wants remembered of its rows.
-
-        Where the gradient only serves the look-ahead, the statistics of batch-norm stay.
-        """
-        buffers = self._parts().buffer_copies() if self._joint else None
-        loss, gradient, scores = self._passed(incoming, recalled=False, buffers=buffers)
-        return gradient, loss, to_remember(self.loss, scores.detach())
-
     def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
         """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""
-        asking = incoming if self.exclude_current_task else without_task(incoming)
+        asking = self._asking(incoming)
         if self.memory.eligible(asking.task) == 1 and needs_two_rows(self.model):
             return None, None
         try:
@@ -154,6 +178,9 @@ class Replay(Learner):
             raise
         except (RuntimeError, ValueError) as problem:
             raise InvalidInput(f"the memories cannot be scored: {problem}") from problem
+
+    def _asking(self, incoming: Batch) -> Batch:
+        return incoming if self.exclude_current_task else without_task(incoming)
 
     def _move_statistics(self) -> None:
         """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
@@ -164,28 +191,6 @@ class Replay(Learner):
             for name, buffer in self._parts().buffers().items():
                 if name in passed:
                     buffer.copy_(passed[name])
-
-    def _step(self, incoming: Batch, gradient: Gradient, recalled: Batch | None) -> float | None:
-        if recalled is None and not self._joint:
-            self._apply(gradient)
-            return None
-        if self._joint:
-            return self._joint_step(incoming, recalled)
-        assert recalled is not None
-        loss, replayed, _ = self._passed(recalled, recalled=True, known=self.lookahead.pass_of(recalled))
-        self._apply(add_gradients(gradient, replayed, self.replay_weight))
-        return loss
-
-    def _joint_step(self, incoming: Batch, recalled: Batch | None) -> float | None:
-        """Incoming and recalled rows in one pass, with the same loss: the two means added."""
-        if recalled is None:
-            self._apply(self._gradient(mean_loss(self._losses(incoming, recalled=False))))
-            return None
-        scores = self._forward(join(incoming, recalled).x)
-        incoming_loss = mean_loss(self._losses(incoming, False, scores[: len(incoming)]))
-        recalled_loss = mean_loss(self._losses(recalled, True, scores[len(incoming) :]))
-        self._apply(self._gradient(incoming_loss + self.replay_weight * recalled_loss))
-        return recalled_loss.item()
 
     @property
     def _joint(self) -> bool:
