@@ -39,7 +39,7 @@ class Tiny(nn.Module):
 def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None, **options: Any) -> AutoencoderReplay:
     torch.manual_seed(7)
     classifier, autoencoder = Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1)
-    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, **options}
+    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
     return AutoencoderReplay(
         classifier,
         torch.optim.SGD(classifier.parameters(), lr=LR),

@@ -36,7 +36,7 @@ from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
 from .step import Passed, Step, check_rows, mean_loss, refuse_overflown, step_along
 
-PREDICTION_ROWS: Final = 1000  # rows passed at once in prediction: large enough to be fast, small enough to fit
+PREDICTION_ROWS: Final = 200  # rows passed at once in prediction: the activations of more leave the caches
 
 
 class Learner(ABC):

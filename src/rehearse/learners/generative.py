@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
@@ -203,9 +203,9 @@ class GenerativeReplay(Learner):
             return self._imagined(self._prior(self.memories * len(batch)))
         retrieval = self.classifier_retrieval
         gradient = self._stale_gradient("classifier", retrieval) or self._gradient_of(batch)
-        foreseen = View(self.model, retrieval.foresee(self.model, self.optimizer, gradient, self.clip))
-        reference = View(self.previous.classifier if retrieval.reference == "snapshot" else self.model)
-        generator = View(self.previous.generator)
+        foreseen = self._searched(self.model, retrieval.foresee(self.model, self.optimizer, gradient, self.clip))
+        reference = self._searched(self.previous.classifier if retrieval.reference == "snapshot" else self.model)
+        generator = self._searched(self.previous.generator)
         objective = classifier_objective(retrieval.coefficients, generator, reference, foreseen)
         with self._searching(foreseen, reference, generator):
             z, interference = retrieval(
@@ -220,18 +220,23 @@ class GenerativeReplay(Learner):
             return self._imagined(self._prior(self.memories * len(batch)), labels=False)
         retrieval = self.generator_retrieval
         gradient = self._stale_gradient("generator", retrieval) or self._generator_gradient_of(batch)
-        foreseen = View(
+        foreseen = self._searched(
             self.generator, retrieval.foresee(self.generator, self.generator_optimizer, gradient, self.clip)
         )
         snapshot = retrieval.reference == "snapshot"
-        reference = View(self.previous.generator if snapshot else self.generator)
-        classifier = View(self.previous.classifier if snapshot else self.model)
+        reference = self._searched(self.previous.generator if snapshot else self.generator)
+        classifier = self._searched(self.previous.classifier if snapshot else self.model)
         objective = generator_objective(retrieval.coefficients, classifier, reference, foreseen, retrieval.decode)
         with self._searching(foreseen, reference, classifier):
             z, interference = retrieval(
                 objective, self.memories * len(batch), lambda rows: self._start(retrieval, batch, rows), self._prior
             )
         return self._imagined(z, interference, labels=False)
+
+    def _searched(self, network: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> View:
+        """A network that a search passes through, in the precision of scoring."""
+        lower = self.computation.scoring != torch.float32
+        return View(network, tensors, self.computation.scoring if lower else None)
 
     def _start(self, retrieval: LatentRetrieval, batch: Batch, rows: int) -> Tensor:
         """z ~ N(0, I), or z ~ q_φ′(X_t): the incoming rows over and over."""
@@ -355,7 +360,8 @@ class GenerativeReplay(Learner):
     @contextlib.contextmanager
     def _searching(self, *views: View) -> Iterator[None]:
         """Eval mode for the present networks too; what passes through them is counted."""
-        with evaluation_mode(self.model), evaluation_mode(self.generator):
+        precision = self.computation.autocast(self.device, scoring=True)
+        with evaluation_mode(self.model), evaluation_mode(self.generator), precision:
             yield
         self._rows_passed += sum(view.rows for view in views)
 

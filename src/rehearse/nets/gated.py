@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import InvalidInput
+from ..losses import in_full
 from .dropout import Dropout
 
 
@@ -60,10 +61,10 @@ class Gated(nn.Module):
         self.weight, self.bias = both.weight, both.bias
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        value, gate = F.linear(x, self.weight, self.bias).chunk(2, dim=1)
+        value, gate = in_full(F.linear(x, self.weight, self.bias)).chunk(2, dim=1)
         return value, gate.sigmoid()
 
 
 def _gated(activations: Tensor) -> Tensor:
-    value, gate = activations.chunk(2, dim=1)
+    value, gate = in_full(activations).chunk(2, dim=1)  # a product in bfloat16 is gated in float32, which is faster
     return F.relu(value) * gate.sigmoid()

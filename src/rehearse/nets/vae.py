@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
+from ..losses import in_full
 from .dropout import Dropout
 
 Reconstruction = Literal["bernoulli", "gaussian"]
@@ -68,13 +69,13 @@ class VAE(nn.Module):
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z|x)."""
-        mean, spread = self.statistics(self.encoder(x)).chunk(2, dim=1)
+        mean, spread = in_full(self.statistics(self.encoder(x))).chunk(2, dim=1)
         variance = F.softplus(spread).clamp_min(torch.finfo(spread.dtype).tiny)
         return mean, variance.log()
 
     def decode(self, z: Tensor) -> Tensor:
         """The mean of p(x|z), in the shape of the inputs."""
-        output: Tensor = self.decoder(z)
+        output = in_full(self.decoder(z))
         mean = output.sigmoid() if self.reconstruction == "bernoulli" else output
         return mean.reshape(len(z), *self.input_shape)
 
