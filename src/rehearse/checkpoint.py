@@ -7,14 +7,12 @@ because torch's loader accepts most single flipped bits without a word.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import pickle
 import struct
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError, InvalidType, RehearseError
+from .errors import CheckpointError, InvalidType
+from .files import replacing
 from .learners import Learner
 
 MAGIC: Final = b"REHEARSE"
@@ -64,9 +63,13 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(_plain(dict(state), "state"), buffer)
     payload = buffer.getbuffer()
-    with _replacing(Path(path)) as file:
-        file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
-        file.write(payload)
+    try:
+        with replacing(Path(path)) as file:
+            file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
+            file.write(payload)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        raise CheckpointError(f"cannot write {path}: {reason}; what was there before is untouched") from problem
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -104,46 +107,6 @@ def _digest(version: int, payload: memoryview) -> bytes:
     hashed = hashlib.sha256(MAGIC + struct.pack("<I", version))
     hashed.update(payload)
     return hashed.digest()
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[io.BufferedWriter]:
-    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left."""
-    temporary = None
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # as any new file, not the private mode of temporary ones
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except BaseException as problem:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(problem, OSError) and not isinstance(problem, RehearseError):
-            raise CheckpointError(
-                f"cannot write {path}: {problem.strerror or problem}; what was there before is untouched"
-            ) from problem
-        raise
-
-
-def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
-def sync_directory(path: Path) -> None:
-    """A renamed file is safe only when its directory is on the disk too."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _plain(value: Any, where: str) -> Any:

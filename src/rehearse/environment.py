@@ -8,7 +8,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ def environment() -> dict[str, Any]:
 
     return {
         "rehearse": __version__,
-        "commit": _commit(),
+        "commit": COMMIT,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
@@ -49,10 +49,19 @@ def peak_memory() -> int:
 
 
 def _commit() -> str | None:
-    """The commit of a checkout; None for an installed package."""
-    here = Path(__file__).resolve().parent
+    """The commit of a checkout, marked where it has been changed since; None for an installed package."""
+    here = Path(__file__).resolve()
     try:
-        command = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip() or None
+        _git(here, "ls-files", "--error-unmatch", here.name)  # or it only lies within somebody's checkout
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", ".")
+        return _git(here, "rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(here: Path, *words: str) -> str:
+    command = ["git", "-C", str(here.parent), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+
+COMMIT: Final = _commit()  # of the code as it was loaded: a campaign may outlive the next commit

@@ -23,7 +23,7 @@ from .compute import resolve_precision
 from .environment import environment, peak_memory
 from .errors import CheckpointError, InvalidInput
 from .learners import Learner, Step
-from .methods import Problem, build, find_method, prepare_for
+from .methods import Problem, build, find_method, precision_of, prepare_for
 from .nets import make_network
 from .run_folder import RunLog, plain, take_up
 from .spec import Spec
@@ -115,7 +115,8 @@ def check(specs: Sequence[Spec], settings: Settings) -> None:
 def with_precision(spec: Spec, device: str = "cpu") -> Spec:
     """The spec with ``auto`` replaced by what this processor resolves it to, before the first step."""
     check_device(device)
-    return dataclasses.replace(spec, precision=_resolved_precision(spec.network, spec.precision, device))
+    resolved = dataclasses.replace(spec, precision=_resolved_precision(spec.network, spec.precision, device))
+    return dataclasses.replace(resolved, precision=precision_of(resolved))
 
 
 @cache
@@ -310,8 +311,9 @@ def execute(
 ) -> dict[str, Any]:
     """Carry a run out, from its checkpoint in ``folder`` if there is one, and return its result.
 
-    A checkpoint that is damaged or of another run is removed, told as a note, and the run starts over.
+    A checkpoint that is damaged or of another run is put aside, told as a note, and the run starts over.
     """
+    clock, cpu = time.perf_counter(), time.process_time()
     run, log = Run(spec, settings), None
     if folder is not None:
         refused = take_up(run, folder)
@@ -320,7 +322,6 @@ def execute(
             if on_progress is not None:
                 on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
         log = RunLog(folder, run)
-    clock, cpu = time.perf_counter(), time.process_time()
     elapsed, spent = run.elapsed, run.cpu_seconds
 
     def tick() -> None:

@@ -188,6 +188,12 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     return Spec(method=method, stream=stream, **values)
 
 
+def precision_of(spec: Spec) -> str:
+    """The precision that a run is computed in: one that scores nothing knows none of scoring."""
+    scores = spec.criterion is not None or spec.candidates is not None or "search_steps" in spec.options
+    return "float32" if spec.precision == "bfloat16-scoring" and not scores else spec.precision
+
+
 def _checked_option(name: str, value: Any, default: Plain) -> Any:
     """An option is of the kind of its default; what values of that kind mean something, the learner knows.
 

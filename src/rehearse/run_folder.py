@@ -16,6 +16,7 @@ from .batch import Batch
 from .checkpoint import read_state, write_state
 from .environment import environment
 from .errors import CheckpointError
+from .files import remove_unfinished, write_whole
 from .learners import Step
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 
 def take_up(run: Run, folder: Path) -> str | None:
-    """Put a run where its checkpoint left it; one that is damaged or of another run is removed, and why is told."""
+    """Put a run where its checkpoint left it; one that is damaged or of another run is put aside, and why is told.
+
+    A disk that cannot be read is another matter: the checkpoint may be whole, so that is an error.
+    """
     path, metrics_path = folder / "checkpoint", folder / "metrics.jsonl"
-    for unfinished in folder.glob(".checkpoint.*.tmp"):  # of a process that was killed while it wrote
-        unfinished.unlink(missing_ok=True)
+    remove_unfinished(path)
     if not path.exists():
         return None
     try:
@@ -36,7 +39,9 @@ def take_up(run: Run, folder: Path) -> str | None:
         if not metrics_path.exists() or metrics_path.stat().st_size < run.metrics_offset:
             raise CheckpointError(f"{metrics_path} is shorter than it was at the checkpoint")
     except (CheckpointError, KeyError, TypeError) as problem:
-        path.unlink()
+        if isinstance(problem.__cause__, OSError):
+            raise
+        path.replace(path.with_name("checkpoint.refused"))
         return f"{path} is refused, the run starts over: {problem}"
     return None
 
@@ -83,15 +88,20 @@ class RunLog:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        self._flush()
         state = self.run.state()
         write_state(self.folder / "checkpoint", {"run": state, "metrics_offset": self._metrics.tell()})
         self.run.learner.confirm(state["learner"])
         self._last, self._last_position = time.monotonic(), self.run.position
 
     def close(self) -> None:
+        self._flush()
         self._metrics.close()
+
+    def _flush(self) -> None:
+        """What was written is on the disk: a run that has its result has no checkpoint to write it again from."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
 
     def finish(self, result: dict[str, Any]) -> None:
         _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})
@@ -109,6 +119,4 @@ def plain(value: Any) -> Any:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", "utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")

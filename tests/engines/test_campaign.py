@@ -127,6 +127,40 @@ def test_a_checkpoint_that_cannot_be_trusted_is_refused_and_told(
     assert steps == list(range(1, 21))
 
 
+def test_a_refused_checkpoint_is_put_aside_and_one_that_cannot_be_read_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    checkpoint = stopped(store, small())
+    content = checkpoint.read_bytes()
+    read_bytes = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path == checkpoint:
+            raise OSError(errno.EIO, "Input/output error")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(StoreError, match="Input/output"):
+        go_on(store, small())
+    monkeypatch.undo()
+    assert checkpoint.read_bytes() == content
+    damage(checkpoint)
+    go_on(store, small())
+    assert checkpoint.with_name("checkpoint.refused").exists()
+    assert not checkpoint.exists()
+
+
+def test_a_checkpoint_that_outlived_its_run_is_removed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    checkpoint = stopped(store, small())
+    content = checkpoint.read_bytes()
+    go_on(store, small())
+    checkpoint.write_bytes(content)  # as where the process was killed between the result and this
+    assert list(run_all([small()], store, jobs=1))
+    assert not checkpoint.exists()
+
+
 def test_going_on_with_other_software_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rehearse import experiment
 

@@ -7,7 +7,9 @@ from typing import Any
 from rehearse.spec import Spec
 
 
-def made_result(spec: Spec, accuracy: float = 0.8, forgetting: float | None = 0.1, **metrics: float) -> dict[str, Any]:
+def made_result(
+    spec: Spec, accuracy: float = 0.8, forgetting: float | None = 0.1, **metrics: float | None
+) -> dict[str, Any]:
     """What a run of this spec would leave, with these numbers; tasks are learned to 0.9 and then forgotten alike."""
     tasks = 10 if spec.stream == "permuted-mnist" else 5
     matrix = [[accuracy if task < after else 0.9 for task in range(tasks)] for after in range(tasks)]

@@ -241,7 +241,7 @@ def test_reproduce_from_results_alone_writes_page_and_figure(rehearse_command: C
 def test_controls_have_a_page_of_their_own_and_shared_runs_count_once(
     rehearse_command: Command, tmp_path: Path
 ) -> None:
-    (tmp_path / "results").mkdir()
+    with_results(tmp_path / "results")
     words = ("reproduce", "controls", "--from-results", "results", "--write", "page.md")
     assert rehearse_command(*words)[:2] == (0, "")
     assert (tmp_path / "page.md").read_text("utf-8").startswith("# What makes it work\n")
@@ -249,6 +249,39 @@ def test_controls_have_a_page_of_their_own_and_shared_runs_count_once(
     assert code == 0
     runs = {cells[0]: cells[1] for line in out.splitlines() if len(cells := line.replace("│", " ").split()) > 5}
     assert (runs["batchnorm"], runs["controls-batchnorm-full"], runs["together"]) == ("8", "14", "14")
+
+
+def test_a_directory_without_results_is_a_slip_and_changes_no_file(rehearse_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("<!-- generated: table1 -->\nold\n<!-- end -->\n", "utf-8")
+    words = ("reproduce", "table1", "--from-results", "resluts", "--fill", "page.md")
+    code, _, err = rehearse_command(*words)
+    assert code != 0
+    assert "there is no result in resluts" in err
+    with_results(tmp_path / "results")
+    (tmp_path / "open.md").write_text("<!-- generated: table1 -->\nold\nand more\n", "utf-8")
+    code, _, err = rehearse_command("reproduce", "table1", "--from-results", "results", "--fill", "open.md")
+    assert code != 0
+    assert "has no <!-- end -->" in err
+    assert "and more" in (tmp_path / "open.md").read_text("utf-8")
+    assert "old" in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_targets(
+    rehearse_command: Command, tmp_path: Path
+) -> None:
+    def told(*words: str) -> dict[str, list[str]]:
+        code, out, _ = rehearse_command("reproduce", *words, "--dry-run")
+        assert code == 0
+        lines = [line.replace("│", " ").split() for line in out.splitlines()]
+        return {cells[0]: cells[1:4] for cells in lines if cells and cells[0] in TARGETS}
+
+    picture = TARGETS["figure2"].specs(1)[0]
+    spec = dataclasses.replace(picture, precision="float32")
+    Store(tmp_path / "runs").put(spec, made_result(spec))
+    assert told("figure2")["figure2"] == ["1", "0", "1"]  # a result is no picture
+    Store(tmp_path / "runs" / "pictures").put(spec, made_result(spec))
+    assert told("figure2")["figure2"] == ["1", "1", "0"]
+    assert told("table1", "table3", "--only", "gem").keys() == {"table1"}
 
 
 SEARCH = {

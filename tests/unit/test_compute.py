@@ -213,3 +213,16 @@ def test_inputs_get_the_dtype_of_the_model(dtype: torch.dtype) -> None:
     prepare = compute.prepare_for_model(nn.Linear(2, 2).to(dtype))
     assert prepare(torch.ones(1, 2, dtype=torch.uint8)).dtype == dtype
     assert prepare(torch.ones(1, 2)).dtype == dtype
+
+
+def test_rows_are_passed_in_parts_of_as_many_as_stay_in_the_caches() -> None:
+    def sizes(x: object) -> list[int]:
+        return [len(part[1] if isinstance(part, tuple) else part) for part in compute.in_parts(x)]
+
+    assert sizes(torch.empty(2500, 3)) == [1000, 1000, 500]
+    assert sizes(torch.empty(600, 3, 32, 32)) == [260, 260, 80]
+    assert sizes((torch.empty(3, 400_000), torch.empty(3, 400_000))) == [1, 1, 1]
+    assert sizes(torch.empty(0, 3)) == [0]
+    assert sizes(torch.empty(2, 0)) == [2]
+    x = torch.arange(5000).view(2500, 2)
+    assert torch.equal(torch.cat(compute.in_parts(x)), x)

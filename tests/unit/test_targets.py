@@ -14,7 +14,7 @@ from rehearse.errors import InvalidInput
 from rehearse.methods import METHODS, resolve
 from rehearse.paper import target as target_module
 from rehearse.paper.costs import Costs, rows, work
-from rehearse.paper.outcome import Results, cpu_seconds, outcome, to_run
+from rehearse.paper.outcome import Outcome, Results, cpu_seconds, outcome, to_run
 from rehearse.paper.published import PUBLISHED
 from rehearse.paper.target import Entry, Target
 from rehearse.paper.targets import GROUPS, TARGETS, find_targets
@@ -180,6 +180,70 @@ def test_a_seed_in_two_precisions_counts_once_as_float32() -> None:
     assert line.ours is not None
     assert line.ours.values == (0.7,)
     assert line.precisions == ("float32",)
+
+
+def test_every_seed_counts_unless_somebody_says_how_many() -> None:
+    target = Target("t", "t", (SPEC_ER,), 2, ("accuracy",))
+    results = Results([made_result(SPEC_ER.spec(seed), 0.7 + seed / 10) for seed in range(3)])
+    (line,) = outcome(target, results).lines
+    assert line.ours is not None
+    assert line.ours.n == 3
+    assert "| 3 |" in outcome_markdown(outcome(target, results))
+
+
+def test_a_seed_that_has_a_result_in_another_precision_is_not_run_again() -> None:
+    mir = entry("table2", "ER-MIR", "M=100")
+    target = Target("t", "t", (mir,), 2, ("accuracy",))
+    half = dataclasses.replace(mir.spec(0), precision="bfloat16-scoring")
+    first, second = to_run(target, Results([made_result(half)]))
+    assert (first, second) == (half, mir.spec(1))
+
+
+def test_a_result_that_tells_a_treatment_counts_for_it_though_one_in_float32_does_not() -> None:
+    mir = dataclasses.replace(entry("table2", "ER-MIR", "M=100"), treatment="recalibrated")
+    told = {"treatments": {"recalibrated": {"metrics": {"accuracy": 0.5}, "matrices": {}}}}
+    half = made_result(dataclasses.replace(mir.spec(0), precision="bfloat16-scoring")) | told
+    full = made_result(dataclasses.replace(mir.spec(0), precision="float32"))
+    target = Target("t", "t", (mir,), 1, ("accuracy",))
+    (line,) = outcome(target, Results([half, full])).lines
+    assert line.ours is not None
+    assert line.ours.values == (0.5,)
+    assert [spec.key for spec in to_run(target, Results([half, full]))] == [half["key"]]
+    assert to_run(target, Results([full])) == [mir.alone(0)]
+
+
+def test_mixed_precisions_are_labelled_and_those_of_scoring_only_where_something_is_scored() -> None:
+    er, mir = entry("table2", "ER", "M=100"), entry("table2", "ER-MIR", "M=100")
+    target = Target("t", "t", (er, mir), 2, ("accuracy",))
+    precisions = ("float32", "bfloat16-scoring")
+
+    def found(*methods: Entry) -> Outcome:
+        made = [made_result(dataclasses.replace(e.spec(s), precision=precisions[s])) for e in methods for s in (0, 1)]
+        return outcome(target, Results(made))
+
+    both = found(er, mir)
+    assert [line.precisions for line in both.lines] == [("float32",), ("bfloat16-scoring", "float32")]
+    assert "| bfloat16-scoring, float32 |" in outcome_markdown(both)
+    assert "seeds of both are counted" in outcome_markdown(both)
+    assert [line.precisions for line in found(er).lines] == [("float32",), ()]
+    assert "precision" not in outcome_markdown(found(er)).lower()
+
+
+def test_a_number_that_some_runs_lack_is_told() -> None:
+    gen = entry("table5", "GEN", "MNIST Split")
+    target = Target("t", "t", (gen,), 3, ("generator-loss",))
+    made = [made_result(gen.spec(seed), **{"generator-loss": value}) for seed, value in enumerate((1.0, None, 3.0))]
+    (line,) = outcome(target, Results(made)).lines
+    assert line.undefined == 1
+    assert "| 2, 1 undefined |" in outcome_markdown(outcome(target, Results(made)))
+
+
+def test_results_of_earlier_versions_do_not_count_as_stale_once_their_seeds_are_run_again() -> None:
+    target = Target("t", "t", (SPEC_ER,), 2, ("accuracy",))
+    old = [made_result(dataclasses.replace(SPEC_ER.spec(seed), method_version=0)) for seed in range(2)]
+    new = [made_result(SPEC_ER.spec(seed)) for seed in range(2)]
+    assert [line.stale for line in outcome(target, Results([*old, *new])).lines] == [0]
+    assert [line.stale for line in outcome(target, Results([*old, new[1]])).lines] == [1]
 
 
 def test_an_undefined_metric_is_no_number_and_one_that_does_not_apply_is_no_line() -> None:

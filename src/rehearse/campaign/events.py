@@ -59,6 +59,7 @@ def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: li
     for spec in {spec.key: spec for spec in resolved}.values():
         done = store.get(spec)
         if done is not None:
+            store.tidy(spec)
             yield Finished(spec, done, again=True)
             continue
         if store.status(spec) == "stale":

@@ -132,6 +132,10 @@ class _Cluster:
         spec = self.given.pop(task)
         try:
             kind, content = self.ray.get(task)
+        except self.ray.exceptions.RayTaskError as problem:  # raised where a run does not catch it: no package there?
+            last = str(problem).strip().splitlines()[-1]
+            yield Failed(spec, f"its worker could not begin: {last}", str(problem))
+            return
         except self.ray.exceptions.RayError as problem:
             first = str(problem).strip().splitlines()[0]
             yield Failed(spec, f"its worker or node died {RETRIES + 1} times ({first}); the same command goes on")

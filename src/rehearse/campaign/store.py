@@ -10,13 +10,12 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..checkpoint import sync_directory
 from ..errors import DataError, InvalidInput, RehearseError
+from ..files import write_whole
 from ..methods import METHODS
 from ..spec import Spec
 from ..streams import STREAMS
@@ -54,20 +53,16 @@ class Store:
 
     def put(self, spec: Spec, result: dict[str, Any]) -> None:
         """Write a result whole or not at all."""
-        path = self.path(spec)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        text = json.dumps(result, indent=1, sort_keys=True, allow_nan=False) + "\n"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            with open(part, "w", encoding="utf-8") as file:
-                file.write(json.dumps(result, indent=1, sort_keys=True, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-            sync_directory(self.root)
+            write_whole(self.path(spec), text)
         except OSError as problem:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
             raise unwritable(self.root, problem) from problem
+
+    def tidy(self, spec: Spec) -> None:
+        """A run that has its result needs no checkpoint any more; one that was killed between the two left it."""
+        (self.folder(spec) / "checkpoint").unlink(missing_ok=True)
 
     def check_writable(self) -> None:
         """Refuse a directory that cannot be written before anything is computed for it."""

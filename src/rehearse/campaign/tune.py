@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ..errors import InvalidInput, MissingExtra
 from ..experiment import Settings
+from ..files import write_whole
 from ..methods import resolve
 from ..spec import Spec
 from .events import Event, Failed, Finished
@@ -176,6 +177,4 @@ def _write_best(optuna: Any, study: Any, search: Search) -> None:
         *(["", "[options]"] if options else []),
         *(f"{name} = {json.dumps(value)}" for name, value in options.items()),
     ]
-    part = search.best_file.with_suffix(".part")
-    part.write_text("\n".join(lines) + "\n", "utf-8")
-    part.replace(search.best_file)
+    write_whole(search.best_file, "\n".join(lines) + "\n")

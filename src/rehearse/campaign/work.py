@@ -37,7 +37,7 @@ def carry_out(
                 return done
             result = execute(spec, folder, settings, on_progress)
             store.put(spec, result)
-            (folder / "checkpoint").unlink(missing_ok=True)
+            store.tidy(spec)
             return result
     except (OSError, CheckpointError) as problem:
         cause = problem.__cause__ if isinstance(problem, CheckpointError) else problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from ..campaign.events import Failed
 from ..campaign.store import Store, results_in
 from ..errors import InvalidInput, MissingExtra
 from ..experiment import Settings, with_precision
+from ..files import write_whole
 from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
@@ -34,6 +35,8 @@ from ..report.reproduction import (
 from ..spec import Spec
 from .console import errors, output
 from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
+
+PICTURES = "pictures"  # where runs that draw are, within OUT
 
 
 def reproduce(
@@ -67,7 +70,9 @@ def reproduce(
     """
     if seeds is not None and seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
-    chosen = [target.only(only) if only else target for target in find_targets(targets)]
+    chosen = find_targets(targets)
+    if only:
+        chosen = [target.only(only) for target in [one for one in chosen if one.has(only)] or chosen]
     if dry_run:
         _foretell(chosen, seeds, from_results or [out])
         return
@@ -82,10 +87,10 @@ def reproduce(
         failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
     else:
         _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
-    results = Results(results_in(from_results or [out]))
+    results = Results(_results_in(from_results) if from_results else results_in([out]))
     found = [outcome(target, results, seeds) for target in chosen]
     if fill is not None:
-        fill.write_text(filled(fill.read_text("utf-8"), found), "utf-8")
+        write_whole(fill, filled(fill.read_text("utf-8"), found))
     if write is not None:
         _write_page(found, write)
     else:
@@ -95,9 +100,17 @@ def reproduce(
     report_failures(failed)
 
 
+def _results_in(places: list[Path]) -> list[dict[str, Any]]:
+    """The results of directories that somebody named: one without any is a slip, not an empty table."""
+    for place in places:
+        if next(Store(place).results(), None) is None:
+            raise InvalidInput(f"there is no result in {place}; give a directory that `rehearse` wrote results to")
+    return list(results_in(places))
+
+
 def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
     """The figures that are pictures need runs that draw them; their numbers count where there are none yet."""
-    place, store, tables = out / "pictures", Store(out), out / "tables"
+    place, store, tables = out / PICTURES, Store(out), out / "tables"
     specs = list({spec.key: spec for target in targets if target.pictures for spec in target.specs(1)}.values())
     if not specs:
         return []
@@ -128,16 +141,22 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
 def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
     results = list(results_in(places))
     done = {result["key"] for result in results}
+    drawn = {result["key"] for result in results_in([place / PICTURES for place in places])}
     costs, found = Costs(results), Results(results)
     rows: list[Forecast] = []
     everything: dict[str, Spec] = {}
+    lacking: dict[str, Spec] = {}
     for target in targets:
-        specs = [with_precision(spec) for spec in to_run(target, found, seeds)]
-        everything.update({spec.key: spec for spec in specs})
-        estimates = [costs.estimate(spec) for spec in specs if spec.key not in done]
+        # a figure that is a picture needs a run that draws it, whatever results there are
+        needed, there = (target.specs(1), drawn) if target.pictures else (to_run(target, found, seeds), done)
+        specs = {spec.key: spec for spec in map(with_precision, needed)}
+        to_come = {key: spec for key, spec in specs.items() if key not in there}
+        everything |= specs
+        lacking |= to_come
         missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
+        estimates = [costs.estimate(spec) for spec in to_come.values()]
         rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
-    together = [costs.estimate(spec) for key, spec in everything.items() if key not in done]
+    together = [costs.estimate(spec) for spec in lacking.values()]
     output.print(cost_table(rows, (len(everything), len(everything) - len(together), together)))
     for name, _, _, _, sentences in rows:
         for sentence in sentences:
@@ -185,4 +204,4 @@ def _write_page(found: list[Outcome], page: Path) -> None:
     }
     drawn = {name: f"figures/{file}" for name, file in files.items() if (folder / file).exists()}
     make = controls_page if all(one.target.name in CONTROLS for one in found) else reproduction_page
-    page.write_text(make(found, drawn), "utf-8")
+    write_whole(page, make(found, drawn))

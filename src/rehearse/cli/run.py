@@ -63,6 +63,9 @@ def run(
     samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Number of tasks; default: the paper's.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows that arrive together (10).")] = None,
+    split_seed: Annotated[
+        int | None, typer.Option(help="Which rows are for validation, which permutations are drawn (0).")
+    ] = None,
     class_order: Annotated[
         str | None, typer.Option(help="Which classes make which task, as in 5,3,0,1,…; labels stay as they are.")
     ] = None,
@@ -117,6 +120,7 @@ def run(
         "samples_per_task": samples_per_task,
         "tasks": tasks,
         "batch_size": batch_size,
+        "split_seed": split_seed,
         "class_order": _numbers(class_order),
         "network": network,
         "precision": precision,

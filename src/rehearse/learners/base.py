@@ -7,7 +7,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from ..chain import ChainPass, can_pass, pass_chain
 from ..compute import (
     RandomState,
     evaluation_mode,
+    in_parts,
     keep_freed_memory,
     prepare_for_model,
     resolve_precision,
@@ -35,8 +36,6 @@ from .checks import check_optimizer_fits, check_parts
 from .diagnose import Diagnosis, diagnose, optimizer_foresight
 from .remember import remember, take_in
 from .step import Passed, Step, check_rows, mean_loss, refuse_overflown, step_along
-
-PREDICTION_ROWS: Final = 200  # rows passed at once in prediction: the activations of more leave the caches
 
 
 class Learner(ABC):
@@ -129,13 +128,7 @@ class Learner(ABC):
 
     def scores(self, x: Tree) -> Tensor:
         """What the model gives for each row, in eval mode."""
-        x = checked_inputs(x)
-        rows = len(tree_leaves(x)[0])
-        parts = [
-            self._evaluate(tree_map(lambda leaf, start=start: leaf[start : start + PREDICTION_ROWS], x))
-            for start in range(0, max(rows, 1), PREDICTION_ROWS)
-        ]
-        return torch.cat(parts)
+        return torch.cat([self._evaluate(part) for part in in_parts(checked_inputs(x))])
 
     @property
     def device(self) -> torch.device:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
-from ..compute import RandomState, evaluation_mode, training_mode
+from ..compute import RandomState, evaluation_mode, in_parts, training_mode
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, gradient_of, loss_gradient
 from ..latent import Elbo
 from ..losses import soft_cross_entropy
 from ..parts import buffer_copies, load_unsaved, stepped_parameters, unsaved_copies
-from .base import PREDICTION_ROWS, Learner
+from .base import Learner
 from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
@@ -120,7 +120,7 @@ class GenerativeReplay(Learner):
         """−ELBO of each row in its two parts, in eval mode, with noise that is the same every time."""
         rows = self._prepared(checked_inputs(x))
         with self._evaluation():
-            parts = [View(self.generator).loss(some) for some in torch.split(rows, PREDICTION_ROWS)]
+            parts = [View(self.generator).loss(some) for some in in_parts(rows)]
         return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
-from ..compute import evaluation_mode, scoring_mode
+from ..compute import evaluation_mode, in_parts, scoring_mode
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient
 from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
 from ..parts import buffer_copies
-from .base import PREDICTION_ROWS, Learner
+from .base import Learner
 from .checks import check_positive, check_second, is_number, one_tensor
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier, restored
@@ -290,12 +290,12 @@ class AutoencoderReplay(Learner):
 
     def rebuild(self, x: Tree) -> Tensor:
         """What is left of inputs after they have been stored: the pictures that the classifier learns from."""
-        parts = [self.codec.rebuild(self._prepared(rows)) for rows in checked_inputs(x).split(PREDICTION_ROWS)]
+        parts = [self.codec.rebuild(self._prepared(rows)) for rows in in_parts(checked_inputs(x))]
         return torch.cat(parts)
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
         """The mean squared error of inputs that have been stored, on the scale that the classifier sees."""
-        parts = checked_inputs(x).split(PREDICTION_ROWS)
+        parts = in_parts(checked_inputs(x))
         errors = [(self.rebuild(rows) - self._prepared(rows)).square().double().mean() for rows in parts]
         sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.double)
         return {"reconstruction": float((torch.stack(errors).cpu() * sizes).sum() / sizes.sum())}

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, task_column, tree_concatenate, tree_leaves, tree_map
-from ..compute import evaluation_mode
+from ..compute import evaluation_mode, in_parts
 from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, head_inputs, outputs
 from ..lookahead import Lookahead
@@ -20,7 +20,7 @@ from ..losses import as_loss, class_targets, in_full
 from ..memory import ExemplarMemory
 from ..memory.forgetting import matching
 from ..memory.ids import ID, as_ids, no_ids
-from .base import PREDICTION_ROWS, Learner
+from .base import Learner
 from .checks import check_positive
 from .herding import class_means, herding
 from .step import Step, join, mean_loss
@@ -258,9 +258,9 @@ class ICaRL(Learner):
         """φ(x): what enters the head in eval mode, scaled to length one."""
         _, head = find_head(self.model)
         parts = []
-        for start in range(0, max(len(tree_leaves(x)[0]), 1), PREDICTION_ROWS):
+        for part in in_parts(x):
             with head_inputs(head) as seen:
-                super()._evaluate(tree_map(lambda leaf, start=start: leaf[start : start + PREDICTION_ROWS], x), buffers)
+                super()._evaluate(part, buffers)
             parts.append(F.normalize(in_full(seen[-1]).flatten(1), dim=1))
         return torch.cat(parts)
 

@@ -21,7 +21,7 @@ TOLD = ("published", "clean", "recalibrated")
 
 
 @dataclass(frozen=True)
-class Picture:
+class Extent:
     """Split CIFAR-10 at 100 memories per class: the whole stream, or a shortened one that is told apart."""
 
     name: str
@@ -31,8 +31,8 @@ class Picture:
     note: str = ""
 
 
-FULL = Picture("full", {"memory": 100}, 3)
-SHORTENED = Picture(
+FULL = Extent("full", {"memory": 100}, 3)
+SHORTENED = Extent(
     "2500",
     {"memory": 100, "samples_per_task": SHORT},
     5,
@@ -44,32 +44,33 @@ SHORTENED = Picture(
 # ------------------------------------------------------------------------------------------------------- batch-norm
 
 
-def batchnorm(picture: Picture) -> Target:
+def batchnorm(extent: Extent) -> Target:
     """ER, ER that passes candidates as MIR does, and ER-MIR, under every treatment and without batch-norm."""
     passed = "ER, candidates passed"
     entries = [
         entry
         for told in TOLD
         for entry in (
-            _told("ER", told, "er", picture.settings),
-            _told(passed, told, "er", {**picture.settings, "candidates": 50}, passes=True),
-            _told("ER-MIR", told, "er-mir", picture.settings, passes=True),
+            _told("ER", told, "er", extent.settings),
+            _told(passed, told, "er", {**extent.settings, "candidates": 50}, passes=True),
+            _told("ER-MIR", told, "er-mir", extent.settings, passes=True),
         )
     ]
     others: dict[str, Settings] = {"joint": {"batchnorm": "joint"}, "group-norm": {"network": "resnet18-groupnorm"}}
     entries += [
-        Entry(row, column, method, CIFAR10, {**picture.settings, **extra})
+        Entry(row, column, method, CIFAR10, {**extent.settings, **extra})
         for column, extra in others.items()
         for row, method in BOTH.items()
     ]
     return Target(
-        f"controls-batchnorm-{picture.name}",
-        f"{picture.title}: what the retrieval adds under each treatment of batch-norm's statistics, and with "
+        f"controls-batchnorm-{extent.name}",
+        f"{extent.title}: what the retrieval adds under each treatment of batch-norm's statistics, and with "
         "group-norm, which has none",
         tuple(entries),
-        picture.seeds,
+        extent.seeds,
         pairs=(("ER-MIR", "ER"), ("ER-MIR", passed), (passed, "ER")),
-        note=picture.note
+        retrievals=(("ER-MIR", "ER"), ("ER-MIR", passed)),
+        note=extent.note
         + "Published, clean and recalibrated are one training; passed: as many candidates pass through the network as "
         "with MIR, and ten of them are recalled at random. ER passes none, so that published and clean are the same.",
         column_pairs=tuple((column, "published") for column in ("recalibrated", "clean", "joint", "group-norm")),
@@ -102,7 +103,7 @@ def _cost_target(name: str, title: str, entries: Sequence[Entry], seeds: int, no
         "ER-MIR against plain replay with as many more updates, or as large a recalled batch, as its CPU time buys. "
         "CPU seconds are of whole runs, loading and evaluation included, without that of treatments."
     )
-    return Target(name, title, tuple(entries), seeds, pairs=tuple(pairs), note=note)
+    return Target(name, title, tuple(entries), seeds, pairs=tuple(pairs), note=note, retrievals=(("ER-MIR", "ER"),))
 
 
 def cost_mnist() -> Target:
@@ -112,19 +113,19 @@ def cost_mnist() -> Target:
     return _cost_target("controls-cost-mnist", "Split MNIST, 50 memories per class, at equal cost", entries, 20)
 
 
-def cost_cifar10(picture: Picture) -> Target:
-    more = _more((2,), (30,)) if picture is FULL else _more((2, 3), (20, 30, 40))
+def cost_cifar10(extent: Extent) -> Target:
+    more = _more((2,), (30,)) if extent is FULL else _more((2, 3), (20, 30, 40))
     entries = []
     for told in ("published", "recalibrated"):
-        entries += [_told(row, told, "er", {**picture.settings, **extra}) for row, extra in more.items()]
-        entries.append(_told("ER-MIR", told, "er-mir", picture.settings, passes=True))
-    name, title = f"controls-cost-cifar10-{picture.name}", f"{picture.title}, at equal cost"
-    return _cost_target(name, title, entries, picture.seeds, picture.note)
+        entries += [_told(row, told, "er", {**extent.settings, **extra}) for row, extra in more.items()]
+        entries.append(_told("ER-MIR", told, "er-mir", extent.settings, passes=True))
+    name, title = f"controls-cost-cifar10-{extent.name}", f"{extent.title}, at equal cost"
+    return _cost_target(name, title, entries, extent.seeds, extent.note)
 
 
 # ------------------------------------------------------------------------------------------------------ sensitivity
 
-STREAMS = {"Split": SPLIT, "Permuted": PERMUTED}
+DIGITS = {"Split": SPLIT, "Permuted": PERMUTED}
 
 
 def _sensitivity(
@@ -137,17 +138,18 @@ def _sensitivity(
     """One setting varied, the others the paper's. With ``mir_alone`` ER has no such setting: one run, all columns."""
     entries = tuple(
         Entry(row, f"{label}, {column}", method, stream, {} if mir_alone and method == "er" else settings)
-        for label, stream in STREAMS.items()
+        for label, stream in DIGITS.items()
         for column, settings in columns.items()
         for row, method in BOTH.items()
     )
-    pairs = tuple((f"{label}, {later}", f"{label}, {earlier}") for label in STREAMS for later, earlier in column_pairs)
+    pairs = tuple((f"{label}, {later}", f"{label}, {earlier}") for label in DIGITS for later, earlier in column_pairs)
     return Target(
         f"controls-{name}",
         f"Split and Permuted MNIST, 50 memories per class, by {title}",
         entries,
         20,
         pairs=(("ER-MIR", "ER"),),
+        retrievals=(("ER-MIR", "ER"),),
         column_pairs=pairs,
         note="All other settings are the paper's.",
     )
@@ -195,6 +197,7 @@ def generative() -> Target:
         entries=entries,
         metrics=("accuracy", "forgetting", *SEARCHED),
         pairs=tuple(pair for pair in everything.pairs if pair[0] in rows),
+        retrievals=tuple(pair for pair in everything.pairs if pair[0] in rows and pair[1] == own.CONTROL),
         note=note,
     )
 
@@ -223,6 +226,7 @@ def hybrid() -> Target:
         for row, (method, spec, capacity) in rows.items()
     )
     pairs = [("AE-MIR", "AE"), ("AE-MIR", "AE, ten codes ten times"), ("AE-MIR", "AE-MIR, ten codes ten times")]
+    pairs += [("AE-MIR, ten codes ten times", "AE, ten codes ten times")]
     pairs += [(row, row.partition(",")[0]) for row in rows if "-bit" in row]
     pairs += [(row, f"ER, {images} raw images") for row in ("AE", "AE, 8-bit codes")]
     return Target(
@@ -231,6 +235,7 @@ def hybrid() -> Target:
         entries,
         3,
         pairs=tuple(pairs),
+        retrievals=(("AE-MIR", "AE"), ("AE-MIR, ten codes ten times", "AE, ten codes ten times")),
         note=SHORT_NOTE
         + f"{CODES:,} codes of {CODE_NUMBERS} 32-bit numbers, twice as many of 16 bits, four times as many "
         f"of 8, or {images} raw images of {IMAGE_BYTES:,} bytes; the autoencoder itself is not "
@@ -242,20 +247,21 @@ LOSSES = ("er", "er-mir", "er-ace", "er-ace-mir", "der", "der-mir")
 LOSS_PAIRS = (("er-mir", "er"), ("er-ace-mir", "er-ace"), ("der-mir", "der"), ("er-ace", "er"), ("der", "er"))
 
 
-def losses_cifar10(picture: Picture) -> Target:
+def losses_cifar10(extent: Extent) -> Target:
     """Retrieval against loss; every run tells three treatments of batch-norm, so that the best need not be known."""
     entries = tuple(
-        _told(method, told, method, picture.settings, passes=method.endswith("-mir"))
+        _told(method, told, method, extent.settings, passes=method.endswith("-mir"))
         for told in TOLD
         for method in LOSSES
     )
     return Target(
-        f"controls-losses-cifar10-{picture.name}",
-        f"{picture.title}: retrieval against loss",
+        f"controls-losses-cifar10-{extent.name}",
+        f"{extent.title}: retrieval against loss",
         entries,
-        picture.seeds,
+        extent.seeds,
         pairs=LOSS_PAIRS,
-        note=picture.note + "The weights of DER++ are those chosen on Split MNIST.",
+        retrievals=LOSS_PAIRS[:3],
+        note=extent.note + "The weights of DER++ are those chosen on Split MNIST.",
     )
 
 
@@ -263,7 +269,7 @@ def losses_mnist() -> Target:
     entries = tuple(Entry(method, "Split MNIST", method, SPLIT, {"lr": 0.1}) for method in LOSSES)
     note = "All at learning rate 0.1, which validation chose for the methods that are not the paper's."
     title = "Split MNIST, 50 memories per class: retrieval against loss"
-    return Target("controls-losses-mnist", title, entries, 20, pairs=LOSS_PAIRS, note=note)
+    return Target("controls-losses-mnist", title, entries, 20, pairs=LOSS_PAIRS, retrievals=LOSS_PAIRS[:3], note=note)
 
 
 # ----------------------------------------------------------------------------------------------------------- by name

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from ..methods import precision_of
 from ..spec import Spec
 from ..statistics import Summary, Verdict, paired_difference, summary, verdict
 from .published import Cell
@@ -23,36 +24,46 @@ class Results:
         self._groups: dict[str, dict[tuple[int, str, int, int], Result]] = {}
         for result in results:
             spec = Spec.from_dict(result["spec"])
-            place = (spec.seed, spec.precision, spec.method_version, spec.stream_version)
+            place = (spec.seed, precision_of(spec), spec.method_version, spec.stream_version)
             self._groups.setdefault(_group(spec), {})[place] = result
 
-    def current(self, spec: Spec, seeds: int | None = None) -> dict[int, Result]:
+    def current(self, spec: Spec, seeds: int | None = None, treatment: str | None = None) -> dict[int, Result]:
         """seed -> the result of a spec under the versions of today, for seeds below ``seeds``.
 
-        Where a seed was run in several precisions, float32 counts.
+        Where a seed was run in several precisions, one that tells the ``treatment`` counts, and of those float32.
         """
+
+        def rank(place: tuple[int, str, int, int]) -> tuple[bool, bool]:
+            return treatment is not None and not _tells(group[place], treatment), place[1] != "float32"
+
+        group = self._groups.get(_group(spec), {})
         found: dict[int, Result] = {}
-        for (seed, precision, method, stream), result in sorted(
-            self._groups.get(_group(spec), {}).items(), key=lambda item: (item[0][0], item[0][1] != "float32")
-        ):
+        for seed, precision, *versions in sorted(group, key=rank):
             wanted = spec.precision in ("auto", precision) and (seeds is None or seed < seeds)
-            if wanted and (method, stream) == (spec.method_version, spec.stream_version):
-                found.setdefault(seed, result)
-        return found
+            if wanted and versions == [spec.method_version, spec.stream_version]:
+                found.setdefault(seed, group[seed, precision, versions[0], versions[1]])
+        return dict(sorted(found.items()))
 
     def of(self, entry: Entry, seeds: int | None = None) -> dict[int, Result]:
         """seed -> the result of an entry, with the numbers of its treatment in the place of the run's own."""
-        found = self.current(entry.spec(), seeds)
+        found = self.current(entry.spec(), seeds, entry.treatment)
         if entry.treatment is None:
             return found
-        told = {seed: result for seed, result in found.items() if entry.treatment in result.get("treatments", {})}
-        treated = {seed: {**result, **result["treatments"][entry.treatment]} for seed, result in told.items()}
+        treated = {
+            seed: {**result, **result["treatments"][entry.treatment]}
+            for seed, result in found.items()
+            if _tells(result, entry.treatment)
+        }
         return dict(sorted((self.current(entry.alone(), seeds) | treated).items()))
 
     def stale(self, spec: Spec) -> int:
-        """How many results of a spec are of earlier versions of its method or stream."""
-        versions = (spec.method_version, spec.stream_version)
-        return sum(place[2:] != versions for place in self._groups.get(_group(spec), {}))
+        """How many seeds of a spec have results of earlier versions of its method or stream, and none of today's."""
+        group, today = self._groups.get(_group(spec), {}), self.current(spec)
+        return len({place[0] for place in group} - today.keys())
+
+
+def _tells(result: Result, treatment: str) -> bool:
+    return treatment in result.get("treatments", {})
 
 
 def _group(spec: Spec) -> str:
@@ -61,7 +72,11 @@ def _group(spec: Spec) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """One number of a target. ``stale`` counts results of earlier versions, which are not in ``ours``."""
+    """One number of a target.
+
+    ``stale`` counts seeds with results of earlier versions alone, which are not in ``ours``; ``undefined`` runs that
+    have no such number, though others do.
+    """
 
     entry: Entry
     metric: str
@@ -71,6 +86,7 @@ class Line:
     stale: int = 0
     cpu_seconds: float | None = None
     precisions: tuple[str, ...] = ()
+    undefined: int = 0
 
 
 @dataclass(frozen=True)
@@ -97,11 +113,10 @@ class Outcome:
 
 
 def outcome(target: Target, results: Results, seeds: int | None = None) -> Outcome:
-    """What the results say about a target; only seeds 0, 1, … below ``seeds`` (or the published number) count.
+    """What the results say about a target; with ``seeds`` those below it alone, else every seed there is.
 
     What the paper marks as not applicable (forgetting of an iid stream) is no line.
     """
-    seeds = seeds or target.seeds
     runs = {
         (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
     }
@@ -111,7 +126,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
         for metric in target.metrics
         if not (metric in entry.cells and entry.cells[metric].printed == "N/A")
     )
-    return Outcome(target, seeds, lines, tuple(_differences(target, runs)), runs)
+    return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, runs)), runs)
 
 
 def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results) -> Line:
@@ -127,19 +142,16 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     if ours is not None:
         judgement = verdict(ours, cell.number if cell is not None else None)
     costs = [cpu_seconds(result) for result in runs.values()]
-    precisions = tuple(sorted({result["spec"]["precision"] for result in runs.values()}))
-    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions)
+    precisions = tuple(sorted({precision_of(Spec.from_dict(result["spec"])) for result in runs.values()}))
+    undefined = len(runs) - len(values) if values else 0
+    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined)
 
 
 def _differences(target: Target, runs: Mapping[tuple[str, str], Mapping[int, Result]]) -> Iterable[Difference]:
     """``column`` is where both stand: a column, or for a pair of columns the row."""
-    columns = dict.fromkeys(entry.column for entry in target.entries)
-    rows = dict.fromkeys(entry.row for entry in target.entries)
-    places = [(pair, column, [(row, column) for row in pair]) for pair in target.pairs for column in columns]
-    places += [(pair, row, [(row, column) for column in pair]) for pair in target.column_pairs for row in rows]
-    for (later, earlier), where, pair in places:
+    for later, earlier, where, places in target.compared():
         for metric in target.metrics:
-            a, b = (values_of(runs.get(place, {}), metric) for place in pair)
+            a, b = (values_of(runs[place], metric) for place in places)
             if a.keys() & b.keys():
                 yield Difference(later, earlier, where, metric, paired_difference(a, b))
 
@@ -174,11 +186,23 @@ def cpu_seconds(result: Result) -> float:
 
 
 def to_run(target: Target, results: Results, seeds: int | None = None) -> list[Spec]:
-    """The specs of a target, each once, seed by seed; a treatment by itself where its training does not tell it."""
-    specs = []
-    for seed in range(seeds or target.seeds):
-        for entry in target.available():
-            trained = results.current(entry.spec(), seed + 1).get(seed)
-            untold = trained is not None and entry.treatment is not None and "treatments" not in trained
-            specs.append(entry.alone(seed) if untold else entry.spec(seed))
+    """The specs of a target, each once, seed by seed; a treatment by itself where its training does not tell it.
+
+    What has a result, in whatever precision, is that result's own spec: it counts, and is not run again.
+    """
+    specs = [
+        _counted(results, entry, seed) or _spec_to_run(results, entry, seed)
+        for seed in range(seeds or target.seeds)
+        for entry in target.available()
+    ]
     return list({spec.key: spec for spec in specs}.values())
+
+
+def _counted(results: Results, entry: Entry, seed: int) -> Spec | None:
+    counted = results.of(entry, seed + 1).get(seed)
+    return None if counted is None else Spec.from_dict(counted["spec"])
+
+
+def _spec_to_run(results: Results, entry: Entry, seed: int) -> Spec:
+    untold = entry.treatment is not None and seed in results.current(entry.spec(), seed + 1)
+    return entry.alone(seed) if untold else entry.spec(seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ from ..learners.hybrid import REAL_TEST
 from ..methods import METHODS, resolve
 from ..spec import Spec, named_specs
 from .published import Cell
+
+Place = tuple[str, str]  # a row and a column
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ class Target:
     """A table or figure: its entries, the seeds it was published with, and the pairs whose difference is shown.
 
     ``pairs`` are (later row, earlier row), compared seed by seed in every column that has both; ``column_pairs`` are
-    columns, compared so in every row. ``metrics`` are the columns of numbers, in their order.
+    columns, compared so in every row. ``metrics`` are the columns of numbers, in their order. ``retrievals`` are the
+    pairs of rows that differ in what is recalled, and in nothing else.
     """
 
     name: str
@@ -76,18 +79,32 @@ class Target:
     pairs: tuple[tuple[str, str], ...] = ()
     note: str = ""
     column_pairs: tuple[tuple[str, str], ...] = ()
+    retrievals: tuple[tuple[str, str], ...] = ()
     pictures: tuple[Picture, ...] = ()
     """For a figure that is made of pictures of its runs."""
+
+    def compared(self) -> Iterator[tuple[str, str, str, tuple[Place, Place]]]:
+        """The pairs in every place that has both: later, earlier, the column (or for columns the row), both places."""
+        entries = {(entry.row, entry.column) for entry in self.entries}
+        rows, columns = (dict.fromkeys(getattr(entry, name) for entry in self.entries) for name in ("row", "column"))
+        pairs = [(*pair, column, ((pair[0], column), (pair[1], column))) for pair in self.pairs for column in columns]
+        pairs += [(*pair, row, ((row, pair[0]), (row, pair[1]))) for pair in self.column_pairs for row in rows]
+        for later, earlier, where, places in pairs:
+            if entries.issuperset(places):
+                yield later, earlier, where, places
 
     def available(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.missing is None]
 
+    def has(self, methods: Sequence[str]) -> bool:
+        """Whether it has an entry of any of these methods."""
+        return any(entry.method in methods for entry in self.entries)
+
     def only(self, methods: Sequence[str]) -> Target:
-        """The target with the entries of these methods alone."""
-        unknown = set(methods) - {entry.method for entry in self.entries}
-        if unknown and len(unknown) == len(set(methods)):
+        """The target with the entries of these methods alone; one that has none of them says so."""
+        if not self.has(methods):
             there_are = ", ".join(dict.fromkeys(entry.method for entry in self.entries))
-            raise InvalidInput(f"{self.name} has no method {', '.join(sorted(unknown))}; it has {there_are}")
+            raise InvalidInput(f"{self.name} has no method {', '.join(sorted(methods))}; it has {there_are}")
         kept = tuple(entry for entry in self.entries if entry.method in methods)
         pictures = tuple(picture for picture in self.pictures if picture.method in methods)
         return replace(self, entries=kept, pictures=pictures)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from ..methods import precision_of
+from ..spec import Spec
 from ..statistics import Summary, paired_difference, summary
 
 Result = Mapping[str, Any]
@@ -40,7 +42,7 @@ def difference(later: Sequence[Result], earlier: Sequence[Result], metric: str) 
 
 
 def _method(results: Sequence[Result]) -> dict[str, Any]:
-    costs = [result["cost"] for result in results]
+    costs = [_own_cost(result["cost"]) for result in results]
 
     def mean(name: str) -> float | None:
         values = [cost[name] for cost in costs if cost[name] is not None]
@@ -53,9 +55,15 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
         "cpu_seconds": mean("cpu_seconds"),
         "steps_per_second": mean("steps_per_second"),
         "forward_passes": mean("forward_passes"),
-        "precisions": sorted({result["spec"]["precision"] for result in results}),
+        "precisions": sorted({precision_of(Spec.from_dict(result["spec"])) for result in results}),
         "runs": [result["key"] for result in results],
     }
+
+
+def _own_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's cost without the evaluation of treatments that are not its own, which other methods do not have."""
+    others = cost.get("treatments_cpu_seconds", 0.0)
+    return {**cost, "seconds": cost["seconds"] - others, "cpu_seconds": cost["cpu_seconds"] - others}
 
 
 def _summary(values: Mapping[int, float]) -> dict[str, Any] | None:

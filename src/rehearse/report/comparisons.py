@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ..paper.outcome import Difference, Outcome
-from ..paper.own import CONTROL
 from ..paper.target import Entry
 from ..statistics import Summary
 from .reproduction import number
@@ -26,6 +25,10 @@ class Comparison:
     where: str
     found: Mapping[str, Difference]
     available: bool
+    retrieval: bool
+    """Whether the two differ in what is recalled, and in nothing else."""
+    runs: tuple[str, str]
+    """What is run for the two, to tell the same comparison in another target."""
 
     def verdict(self, metric: str = "accuracy", *, better: int = 1) -> Verdict:
         """``better`` is −1 for what should be low."""
@@ -46,41 +49,30 @@ def comparisons(outcome: Outcome) -> Iterator[Comparison]:
     """Every pair that the target names, in every place that has both, run or not."""
     target = outcome.target
     entries = {(entry.row, entry.column): entry for entry in target.entries}
-    rows, columns = (dict.fromkeys(place[i] for place in entries) for i in (0, 1))
-    places = [(pair, column, [(row, column) for row in pair]) for pair in target.pairs for column in columns]
-    places += [(pair, row, [(row, column) for column in pair]) for pair in target.column_pairs for row in rows]
     found = {(d.later, d.earlier, d.column, d.metric): d for d in outcome.differences}
-    for (later, earlier), where, both in places:
-        if not all(place in entries for place in both) or _same(*(entries[place] for place in both)):
+    for later, earlier, where, places in target.compared():
+        both = [entries[place] for place in places]
+        if _run(both[0]) == _run(both[1]):  # the same numbers of the same runs: nothing to compare
             continue
         known = {m: found[later, earlier, where, m] for m in target.metrics if (later, earlier, where, m) in found}
-        available = all(entries[place].missing is None for place in both)
-        yield Comparison(target.name, later, earlier, where, known, available)
+        available = all(entry.missing is None for entry in both)
+        runs = (_run(both[0]), _run(both[1]))
+        retrieval = (later, earlier) in target.retrievals
+        yield Comparison(target.name, later, earlier, where, known, available, retrieval, runs)
 
 
-def _same(one: Entry, other: Entry) -> bool:
-    """Whether two places show the same numbers of the same runs: nothing to compare."""
-    return replace(one, row="", column="", cells={}) == replace(other, row="", column="", cells={})
-
-
-def is_retrieval(comparison: Comparison) -> bool:
-    """Whether an interfered retrieval is held against the same without it."""
-    chosen = "MIR" in comparison.later.upper() or comparison.later.startswith("ranking")
-    return chosen and ("MIR" not in comparison.earlier.upper() or comparison.earlier == CONTROL)
+def _run(entry: Entry) -> str:
+    """What is run for an entry, and which of its numbers are read; or its name, where that cannot be built."""
+    built = entry.spec().canonical if entry.missing is None else f"{entry.method} {entry.spec_name}"
+    return f"{built} {entry.treatment}"
 
 
 def once(compared: Iterable[Comparison]) -> list[Comparison]:
-    """Without the comparisons of the very same runs that another target shows too; what was not run stays."""
-    seen: set[tuple[str, str, tuple[float, ...]]] = set()
-    kept = []
+    """Without the comparisons of the very same runs that another target shows too."""
+    kept: dict[tuple[str, str], Comparison] = {}
     for comparison in compared:
-        if "accuracy" in comparison.found:
-            mark = (comparison.later.upper(), comparison.earlier.upper(), comparison.found["accuracy"].ours.values)
-            if mark in seen:
-                continue
-            seen.add(mark)
-        kept.append(comparison)
-    return kept
+        kept.setdefault(comparison.runs, comparison)
+    return list(kept.values())
 
 
 def difference_of(comparison: Comparison, metric: str) -> str:

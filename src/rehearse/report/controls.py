@@ -8,7 +8,17 @@ from ..paper.outcome import SEARCHED, Outcome
 from ..paper.targets import PARTS
 from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, practitioner, researcher
-from .reproduction import FORGETTING, OURS, markdown_table, number, settling
+from .reproduction import (
+    FORGETTING,
+    MIXED,
+    OURS,
+    SETTLING,
+    is_mixed,
+    markdown_table,
+    number,
+    precision_words,
+    settling,
+)
 from .tables import UNDEFINED
 from .tables import number as plain_number
 
@@ -31,9 +41,7 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
         "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
         "Numbers are in per cent (what a search measures of itself in nats), differences in points, seed by seed on "
-        f"the same seeds; {OURS}; {FORGETTING}. "
-        "*Seeds to settle it* is how many it would take for a true difference of the measured size to show with "
-        "probability 0.8, from the standard deviation of the paired differences.",
+        f"the same seeds; {OURS}; {FORGETTING}. {SETTLING}",
         "## In plain words",
         researcher(outcomes, compared),
         practitioner(compared),
@@ -52,6 +60,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
     target = outcome.target
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
+    parts += [MIXED] if is_mixed(outcome) else []
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",
@@ -61,7 +70,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
         ]
         for comparison in comparisons(outcome)
     ]
-    head = ["difference", "where", *SHOWN, "seeds to settle accuracy", "forgetting"]
+    head = ["difference", "where", *SHOWN, *(f"seeds to settle {metric}" for metric in SHOWN)]
     parts.append(markdown_table(head, rows, right=2))
     parts += [f"![{target.title}]({figure})"] if figure else []
     return "\n\n".join(parts)
@@ -86,5 +95,7 @@ def _results(outcome: Outcome) -> str:
         seconds = plain_number(accuracy.cpu_seconds)
         moved = [(cell(f"{name} before"), cell(f"{name} after")) for name in searched]
         searches = [UNDEFINED if UNDEFINED in both else " → ".join(both) for both in moved]
-        rows.append([*place, *(cell(metric) for metric in SHOWN), *searches, state, seconds])
-    return markdown_table(["", "", *SHOWN, *searched, "n", "CPU s a run"], rows, right=2)
+        precision = [precision_words(accuracy)] if is_mixed(outcome) else []
+        rows.append([*place, *(cell(metric) for metric in SHOWN), *searches, state, seconds, *precision])
+    head = ["", "", *SHOWN, *searched, "n", "CPU s a run", *(["precision"] if is_mixed(outcome) else [])]
+    return markdown_table(head, rows, right=2)

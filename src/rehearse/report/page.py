@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import MissingExtra
+from ..files import write_whole
 from . import charts
 from .charts import Chart, HeatMap
 from .rerun import rerun_command
@@ -216,6 +217,4 @@ def write(runs: Sequence[FinishedRun], path: Path, title: str = TITLE) -> None:
     """Write the page whole or not at all."""
     text = render(runs, title)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(text, "utf-8")
-    part.replace(path)
+    write_whole(path, text)

@@ -10,7 +10,7 @@ from ..learners import Replay
 from ..paper.outcome import Line, Outcome, values_of
 from ..paper.targets import PARTS
 from ..statistics import paired_difference
-from .comparisons import Comparison, Verdict, difference_of, is_retrieval, once
+from .comparisons import Comparison, Verdict, difference_of, once
 from .reproduction import markdown_table, number, settling
 from .tables import UNDEFINED
 
@@ -38,7 +38,7 @@ SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
     """What the retrieval adds on top of each control."""
-    tried = once(comparison for comparison in compared if is_retrieval(comparison))
+    tried = once(comparison for comparison in compared if comparison.retrieval)
     accuracy = Counter(comparison.verdict() for comparison in tried)
     forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in tried)
     run = sum(accuracy[verdict] for verdict in ("ahead", "behind", "open"))
@@ -56,7 +56,8 @@ def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> s
     return "\n\n".join(
         (
             "### For a researcher: what the retrieval adds",
-            "Each line holds an interfered retrieval against the same method without it, seed by seed. A comparison is "
+            "Each line holds an interfered retrieval against the same method with the same settings and a random one, "
+            "seed by seed. A comparison is "
             "settled where the whole 95 % interval lies on one side of zero; anything else is open, whatever its mean. "
             "Of twenty comparisons in which there is nothing to be found, one will look settled by chance.",
             f"By accuracy, of {run} comparisons that were run {accuracy['ahead']} are settled for the retrieval, "
@@ -118,7 +119,7 @@ def _told(comparison: Comparison) -> str:
         return verdict
     ours = comparison.found["accuracy"].ours
     needed = settling(ours)
-    return f"open (n = {ours.n}; {f'{needed} seeds would settle it' if needed[0].isdigit() else needed})"
+    return f"open (n = {ours.n}; {f'{needed} seeds would settle it' if needed.startswith('about') else needed})"
 
 
 def practitioner(compared: Sequence[Comparison]) -> str:

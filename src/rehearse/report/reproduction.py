@@ -8,17 +8,27 @@ from collections.abc import Collection, Mapping, Sequence
 
 from rich.table import Table
 
+from ..errors import InvalidInput
 from ..paper.costs import Estimate
 from ..paper.outcome import SEARCHED, Difference, Line, Outcome
 from ..statistics import Summary, seeds_needed
 from . import tables
 from .tables import UNDEFINED
 
+END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 PER_CENT = ("accuracy", "forgetting", "anytime_accuracy", "pooled_accuracy", "validation_accuracy")
 OURS = "ours: mean ± half the 95 % t interval over seeds"
 FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
+SETTLING = (
+    "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
+    "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
+)
+MIXED = (
+    "*Precision*: bfloat16-scoring trains in float32 and scores candidates in bfloat16; where two are named, seeds of "
+    "both are counted, and a paired difference may hold one against the other."
+)
 
 
 def legend(metrics: Collection[str]) -> str:
@@ -37,17 +47,27 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
 def outcome_table(outcome: Outcome) -> Table:
     target = outcome.target
     table = Table(title=f"{target.name}: {target.title} ({units(target.metrics)})", caption=legend(target.metrics))
-    for name in HEAD:
+    for name in _head(outcome):
         table.add_column(name, justify="left" if name in HEAD[:3] else "right")
     for line in outcome.lines:
-        table.add_row(*_cells(line, outcome.seeds))
+        table.add_row(*_cells(line, outcome))
     return table
+
+
+def is_mixed(outcome: Outcome) -> bool:
+    """Whether its runs were not all computed in the same precision."""
+    return len({precision for line in outcome.lines for precision in line.precisions}) > 1
+
+
+def _head(outcome: Outcome) -> tuple[str, ...]:
+    return (*HEAD, "precision") if is_mixed(outcome) else HEAD
 
 
 def outcome_differences_table(outcome: Outcome) -> Table | None:
     if not outcome.differences:
         return None
-    table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}")
+    caption = SETTLING.replace("*", "")
+    table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}", caption=caption)
     for name in DIFFERENCES:
         table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
     for difference in outcome.differences:
@@ -73,27 +93,41 @@ def settling(difference: Summary) -> str:
     if low > 0 or high < 0:
         return "settled"
     needed = seeds_needed(difference.sd, difference.mean)
-    return "no difference" if needed is None else f"{needed:,}"
+    return "no difference" if needed is None else f"about {_two_digits(needed):,}"
 
 
-def _cells(line: Line, seeds: int) -> tuple[str, ...]:
+def _two_digits(number: int) -> int:
+    """Rounded up to two digits: a standard deviation from a few seeds tells no more."""
+    unit = int(10 ** max(len(str(number)) - 2, 0))
+    return -(-number // unit) * unit
+
+
+def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
     printed = line.published.printed if line.published is not None else ""
     ours = line.ours
-    return (
+    cells = (
         line.entry.row,
         line.entry.column,
         line.metric,
         UNDEFINED if ours is None else number(ours, line.metric),
         UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.{2 if line.metric in SEARCHED else 1}f}",
-        _count(0 if ours is None else ours.n, seeds),
+        _count(line, outcome.seeds),
         printed or UNDEFINED,
         judgement(line),
     )
+    return (*cells, precision_words(line)) if is_mixed(outcome) else cells
 
 
-def _count(n: int, seeds: int) -> str:
-    """How many runs there are; of how many, where some are still to come."""
-    return str(n) if n in (0, seeds) else f"{n} of {seeds}"
+def _count(line: Line, seeds: int) -> str:
+    """How many runs there are; of how many, where some are still to come, and how many have no such number."""
+    n = 0 if line.ours is None else line.ours.n
+    runs = n + line.undefined
+    words = str(n) if runs == 0 or runs >= seeds else f"{n} of {seeds}"
+    return f"{words}, {line.undefined} undefined" if line.undefined else words
+
+
+def precision_words(line: Line) -> str:
+    return ", ".join(line.precisions) or UNDEFINED
 
 
 def judgement(line: Line) -> str:
@@ -151,13 +185,14 @@ def outcome_markdown(outcome: Outcome) -> str:
     """The target as a section: its table, its paired differences, its note."""
     target = outcome.target
     rows = [
-        [*_cells(line, outcome.seeds), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"]
+        [*_cells(line, outcome), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"]
         for line in outcome.lines
     ]
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
     parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
     parts += [target.note] if target.note else []
-    parts.append(markdown_table([*HEAD, "CPU s a run", "command"], rows, right=3))
+    parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
+    parts += [MIXED] if is_mixed(outcome) else []
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
@@ -165,15 +200,16 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def _differences_markdown(outcome: Outcome) -> str:
     table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
-    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}"
+    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}\n\n{SETTLING}"
 
 
 def _short_markdown(outcome: Outcome) -> str:
     """What a reader of the first page wants: the lines that were run, and the paired differences."""
-    rows = [_cells(line, outcome.seeds) for line in outcome.lines if line.ours is not None]
+    rows = [_cells(line, outcome) for line in outcome.lines if line.ours is not None]
     if not rows:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
-    parts = [markdown_table(HEAD, rows, right=3)]
+    parts = [markdown_table(_head(outcome), rows, right=3)]
+    parts += [MIXED] if is_mixed(outcome) else []
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
@@ -185,7 +221,10 @@ def filled(text: str, outcomes: Sequence[Outcome]) -> str:
     for one in outcomes:
         before, mark, rest = text.partition(f"<!-- generated: {one.target.name} -->\n")
         if mark:
-            text = f"{before}{mark}{_short_markdown(one)}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
+            _, end, after = rest.partition(END)
+            if not end:
+                raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
+            text = f"{before}{mark}{_short_markdown(one)}\n{END}{after}"
     return text
 
 

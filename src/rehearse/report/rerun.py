@@ -22,6 +22,7 @@ def rerun_command(spec: Spec) -> str:
             words += [f"--{name.replace('_', '-')}", str(value)]
     if spec.class_order is not None:
         words += ["--class-order", ",".join(map(str, spec.class_order))]
+    words += ["--split-seed", str(spec.split_seed)] if spec.split_seed else []
     words += ["--include-current-task"] if spec.exclude_current_task is False else []
     words += ["--task-free"] if spec.task_free else []
     for name, value in spec.options.items():

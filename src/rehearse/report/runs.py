@@ -14,6 +14,7 @@ from ..errors import DataError, InvalidInput
 from ..spec import Spec
 
 KEY = re.compile(r"[0-9a-f]{16}")
+TRIALS = "tune"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def _paths(word: str, out: Path) -> Iterable[Path]:
 
 
 def _inside(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*.json") if KEY.fullmatch(path.stem))
+    """All results below a directory, but for the trials of `rehearse tune`, which are not meant to be compared."""
+    found = (path for path in directory.rglob("*.json") if KEY.fullmatch(path.stem))
+    return sorted(path for path in found if TRIALS not in path.relative_to(directory).parts[:-1])
 
 
 def _read(path: Path) -> FinishedRun:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..methods import METHODS
+from ..campaign.store import is_stale
+from ..methods import METHODS, precision_of
 from ..spec import Spec
-from ..streams import STREAMS
 from .compare import compare, low_ceilings
 from .runs import FinishedRun
 
@@ -40,11 +40,8 @@ class Row:
 
     @property
     def stale(self) -> bool:
-        """Whether the version of the method or stream has moved on since these runs."""
-        method, stream = METHODS.get(self.spec.method), STREAMS.get(self.spec.stream)
-        return (method is not None and method.version != self.spec.method_version) or (
-            stream is not None and stream.version != self.spec.stream_version
-        )
+        """Whether the version of the method or stream has moved on since these runs, or they are gone."""
+        return is_stale(self.spec)
 
     @cached_property
     def matrices(self) -> NDArray[np.float64]:
@@ -104,8 +101,14 @@ def _rows(runs: Iterable[FinishedRun]) -> list[Row]:
         groups[run.spec.group, len(run.result["matrices"]["test"])].append(run)
     parts = [part for group in groups.values() for part in _without_repeated_seeds(group)]
     parts.sort(key=lambda part: (_rank(part[0].spec), part[0].spec.canonical))
-    specs = [part[0].spec for part in parts]
+    specs = [_common(part) for part in parts]
     return [Row(label, 0, part) for label, part in zip(_labels(specs), parts, strict=True)]
+
+
+def _common(runs: Sequence[FinishedRun]) -> Spec:
+    """What the runs of a row share, and whether they do not share their precision."""
+    precisions = {precision_of(run.spec) for run in runs}
+    return dataclasses.replace(runs[0].spec, precision=precisions.pop() if len(precisions) == 1 else "mixed")
 
 
 def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]:
@@ -113,8 +116,8 @@ def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]
     group = sorted(group, key=lambda run: run.spec.seed)
     if len({run.spec.seed for run in group}) == len(group):
         return [group]
-    precisions = dict.fromkeys(run.spec.precision for run in group)
-    return [[run for run in group if run.spec.precision == precision] for precision in precisions]
+    precisions = dict.fromkeys(precision_of(run.spec) for run in group)
+    return [[run for run in group if precision_of(run.spec) == precision] for precision in precisions]
 
 
 def _rank(spec: Spec) -> int:

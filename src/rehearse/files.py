@@ -1,0 +1,58 @@
+"""Files that appear whole or not at all: whatever kills the process, the old one or the new one is there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[io.BufferedWriter]:
+    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left."""
+    temporary = None
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # as any new file, not the private mode of temporary ones
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    except BaseException:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """The text as a file, in the place of what was there."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def remove_unfinished(path: Path) -> None:
+    """What a process left that was killed while it wrote ``path``."""
+    for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
+        unfinished.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's mask for new files, which can only be read by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _sync_directory(path: Path) -> None:
+    """A renamed file is safe only when its directory is on the disk too."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
