@@ -312,7 +312,7 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path: Path, monkeypa
 
     def try_again(progress: Progress) -> None:
         if progress.step == 3:
-            with pytest.raises(Busy, match=f"process {os.getpid()} is at this run"):
+            with pytest.raises(Busy, match=f"process {os.getpid()} is at work there"):
                 carry_out(spec, store, Settings())
 
     carry_out(spec, store, Settings(), try_again)
@@ -327,6 +327,32 @@ def test_a_result_that_was_renamed_or_edited_is_refused(tmp_path: Path) -> None:
     store.path(small("finetune", 1)).write_text("{}", "utf-8")
     with pytest.raises(DataError, match="no result of a run"):
         store.get(small("finetune", 1))
+
+
+def test_a_damaged_result_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    carry_out(small(), store, Settings())
+    carry_out(small(seed=1), store, Settings())
+    store.path(small()).write_text("{", "utf-8")
+    failed, finished = list(run_all([small(), small(seed=1)], store, jobs=1))
+    assert isinstance(failed, Failed)
+    assert "is no result of a run" in failed.error
+    assert isinstance(finished, Finished)
+
+
+def test_what_is_finished_is_told_though_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    carry_out(small(), store, Settings())
+
+    def refuse(_: Store) -> None:
+        raise StoreError("read-only")
+
+    monkeypatch.setattr(Store, "check_writable", refuse)
+    assert [type(event) for event in run_all([small()], store, jobs=1)] == [Finished]
+    with pytest.raises(StoreError, match="read-only"):
+        list(run_all([small(), small(seed=1)], store, jobs=1))
 
 
 def test_several_directories_count_a_key_once(tmp_path: Path) -> None:

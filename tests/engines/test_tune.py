@@ -16,6 +16,7 @@ from rehearse.campaign import tune as tuning
 from rehearse.campaign.events import Event, Failed, Finished
 from rehearse.campaign.spaces import SPACES, as_layer, space_of
 from rehearse.campaign.tune import Search, Tried, tune
+from rehearse.campaign.work import Busy
 from rehearse.errors import InvalidInput, MissingExtra
 from rehearse.methods import METHODS, resolve
 from rehearse.spec import Spec, load_spec_values
@@ -54,6 +55,23 @@ def test_the_best_by_validation_is_written_as_a_spec(tmp_path: Path, monkeypatch
     assert values == {"method": "er-mir", "stream": "split-mnist-5k", "memory": 20, **best.chosen}
     spec = resolve(values["method"], values["stream"], values)
     assert (spec.capacity, spec.lr, spec.candidates) == (200, best.chosen["lr"], best.chosen["candidates"])
+
+
+def test_searches_that_do_not_compare_are_kept_apart_and_one_goes_on_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch, lambda spec: 0.5)
+    usual = Search("er", "split-mnist-5k", tmp_path, {})
+    others = [Search("er", "split-mnist-5k", tmp_path, {"memory": 20}), Search("er", "split-mnist-5k", tmp_path, {}, 1)]
+    assert len({search.best_file for search in (usual, *others)}) == 3
+    assert usual.best_file.name == "er-split-mnist-5k.toml"
+    events = tune(usual, 2, jobs=1)
+    next(events)
+    with pytest.raises(Busy):
+        next(tune(usual, 2, jobs=1))
+    assert tried(tune(others[0], 1, jobs=1))
+    with pytest.raises(InvalidInput, match="jobs is 0"):
+        next(tune(usual, 2, jobs=0))
 
 
 def test_options_of_a_method_go_into_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

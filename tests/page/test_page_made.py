@@ -18,7 +18,7 @@ from rehearse.report import charts, page
 from rehearse.report.rerun import rerun_command
 from rehearse.report.runs import find_run, find_runs
 from rehearse.report.sections import sections
-from rehearse.spec import Spec
+from rehearse.spec import Spec, named_specs
 from rehearse.statistics import summary
 
 pytest.importorskip("jinja2")
@@ -137,6 +137,41 @@ def test_two_precisions_share_a_row_unless_a_seed_was_run_at_both(tmp_path):
         ("er (precision bfloat16)", 2),
         ("er (precision float32)", 1),
     ]
+
+
+def test_a_row_of_two_precisions_is_called_mixed(tmp_path):
+    for lr in (0.05, 0.1):
+        for seed, precision in enumerate(("float32", "bfloat16")):
+            spec = Spec(method="er", stream="s", seed=seed, lr=lr, precision=precision if lr == 0.1 else "float32")
+            put(tmp_path, spec, matrix_of(0.7, 0.1, 0))
+    (section,) = sections(find_runs([], tmp_path))
+    assert {row.label for row in section.rows} == {"er (lr 0.05, precision float32)", "er (lr 0.1, precision mixed)"}
+
+
+def test_a_row_has_the_name_of_its_spec_and_no_more_than_three_settings(tmp_path):
+    for name in ("gen-mir-stale", "gen-mir-ranking"):
+        values = named_specs()[name]
+        put(tmp_path, resolve(values["method"], values["stream"], values), matrix_of(0.7, 0.1, 0))
+    for seed, options in enumerate(({"depth": 3, "hidden": 7, "latent": 5, "dropout": 0.1}, {})):
+        put(tmp_path, resolve("gen", "split-mnist", {"options": options, "seed": seed}), matrix_of(0.7, 0.1, 0))
+    (section,) = sections(find_runs([], tmp_path))
+    labels = [row.label for row in section.rows]
+    assert {"gen-mir-stale", "gen-mir-ranking"} < set(labels)
+    assert all(label.count(",") <= 3 for label in labels)
+    assert any(label.endswith(", …)") for label in labels)
+
+
+def test_rows_are_told_apart_by_colour_and_mark(tmp_path):
+    for number in range(20):
+        put(tmp_path, Spec(method="er", stream="s", lr=0.01 * (number + 1)), matrix_of(0.7, 0.1, 0))
+    elements = Elements(page.render(find_runs([], tmp_path))).tags
+    series = [attributes for name, attributes in elements if attributes.get("class", "").startswith("series s")]
+    marks = [attributes["d"] for name, attributes in elements if attributes.get("class") == "shape"]
+    looks = {(one["data-series"], one["class"]) for one in series}
+    assert len(looks) == 20
+    assert len({look for _, look in looks}) == 8  # colours
+    keys = marks[:20]  # those of the comparison table come first
+    assert len({(i % 8, mark) for i, mark in enumerate(keys)}) == 20
 
 
 def test_results_of_an_earlier_version_are_shown_as_stale(tmp_path):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import DataError
 from ..experiment import Progress, Settings, with_precision
 from ..spec import Spec
 from .store import Store
@@ -54,14 +56,20 @@ def of_progress(spec: Spec, progress: Progress) -> Told | Advanced:
 
 def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: list[Spec]) -> Iterator[Event]:
     """Tell which runs have a result already, or a stale one; those without go to ``waiting``, each once."""
-    store.check_writable()
     resolved = (with_precision(spec, settings.device) for spec in specs)
     for spec in {spec.key: spec for spec in resolved}.values():
-        done = store.get(spec)
+        try:
+            done = store.get(spec)
+        except DataError as problem:
+            yield Failed(spec, str(problem))
+            continue
         if done is not None:
-            store.tidy(spec)
+            with suppress(OSError):
+                store.tidy(spec)
             yield Finished(spec, done, again=True)
             continue
         if store.status(spec) == "stale":
             yield Told(spec, "its result is stale (method or stream has a newer version); it is run again")
+        if not waiting:
+            store.check_writable()
         waiting.append(spec)

@@ -124,5 +124,7 @@ def unwritable(root: Path, problem: OSError) -> StoreError:
         errno.EDQUOT: "the disk quota is used up: make room",
         errno.EROFS: "the file system is read-only: choose another --out",
         errno.EACCES: "there is no permission to write: choose another --out",
+        errno.EEXIST: "it is a file: choose another --out",
+        errno.ENOTDIR: "a file is in its way: choose another --out",
     }.get(problem.errno or 0, str(problem))
     return StoreError(f"cannot write to {root}: {reason}. Earlier results are untouched; the same command goes on.")

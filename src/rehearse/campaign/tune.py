@@ -22,6 +22,7 @@ from .events import Event, Failed, Finished
 from .local import cores, run_all
 from .spaces import as_layer, space_of
 from .store import Store
+from .work import locked
 
 SEEDS = 3  # a setting, as in the published search
 
@@ -50,7 +51,9 @@ class Search:
 
     @property
     def name(self) -> str:
-        return f"{self.method}-{self.stream}"
+        """Another for every search whose trials do not compare."""
+        said = [f"{name}-{value}" for name, value in sorted(self.fixed.items())]
+        return "-".join([self.method, self.stream, *said, *([f"seeds-{self.seeds}"] if self.seeds != SEEDS else [])])
 
     @property
     def best_file(self) -> Path:
@@ -71,14 +74,18 @@ def tune(
     optuna = import_optuna()
     if trials < 1 or search.seeds < 1:
         raise InvalidInput(f"trials is {trials} and seeds {search.seeds}; at least one of each is needed")
+    if jobs is not None and jobs < 1:
+        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
     store = Store(search.out)
     store.check_writable()
-    study = _open(optuna, search)
-    while len(_tried(optuna, study)) < trials:
-        trial = study.ask()
-        chosen = {name: trial.suggest_categorical(name, list(values)) for name, values in _space(search).items()}
-        yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs or cores())
-        _write_best(optuna, study, search)
+    jobs = cores() if jobs is None else jobs
+    with locked(search.out / f"{search.name}.lock", patience=0):
+        study = _open(optuna, search)
+        while len(_tried(optuna, study)) < trials:
+            trial = study.ask()
+            chosen = {name: trial.suggest_categorical(name, list(values)) for name, values in _space(search).items()}
+            yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs)
+            _write_best(optuna, study, search)
 
 
 def import_optuna() -> Any:
@@ -170,7 +177,7 @@ def _write_best(optuna: Any, study: Any, search: Search) -> None:
     options = {**search.fixed.get("options", {}), **layer.pop("options", {})}
     lines = [
         f"# The best of {len(_tried(optuna, study))} settings by validation accuracy: {best.value:.4f}, "
-        f"the mean over {search.seeds} seeds (trial {best.number}).",
+        f"the mean over {search.seeds} seed{'s' if search.seeds > 1 else ''} (trial {best.number}).",
         f"method = {json.dumps(search.method)}",
         f"stream = {json.dumps(search.stream)}",
         *(f"{name} = {json.dumps(value)}" for name, value in layer.items()),

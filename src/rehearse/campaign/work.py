@@ -31,7 +31,7 @@ def carry_out(
     try:
         folder = store.folder(spec)
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / "lock"):
+        with locked(folder / "lock"):
             done = store.get(spec)  # by the process that held the lock before
             if done is not None:
                 return done
@@ -47,9 +47,9 @@ def carry_out(
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the run's folder alone; the system lets go of it when the process ends, however it ends."""
-    deadline = time.monotonic() + LOCK_SECONDS
+def locked(path: Path, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold what the lock stands for alone; the system lets go of it when the process ends, however it ends."""
+    deadline = time.monotonic() + patience
     with open(path, "a+", encoding="utf-8") as file:
         while True:
             try:
@@ -59,7 +59,7 @@ def _locked(path: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     file.seek(0)
                     raise Busy(
-                        f"process {file.read() or 'unknown'} is at this run ({path.parent}); let it finish, or end it"
+                        f"process {file.read() or 'unknown'} is at work there ({path}); let it finish, or end it"
                     ) from None
                 time.sleep(0.1)
         file.truncate(0)

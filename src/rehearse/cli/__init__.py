@@ -47,9 +47,15 @@ app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """Run the command line; what `rehearse` refuses is one sentence and exit code 2."""
+    """Run the command line; what `rehearse` or the file system refuses is one sentence and exit code 2."""
     try:
         app()
     except RehearseError as problem:
         errors.print(f"rehearse: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except OSError as problem:
+        if problem.filename is None:
+            raise
+        sentence = f"rehearse: {problem.filename}: {problem.strerror}"
+        errors.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)

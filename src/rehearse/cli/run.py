@@ -156,6 +156,12 @@ def run(
     events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
     finished, failed = follow(events, everything, out)
+    kept = sum(event.again for event in finished)
+    if kept and (trace or images):
+        sentence = (
+            f"{kept} of these runs had a result already and were not run again: they are neither traced nor drawn; "
+        )
+        errors.print(f"{sentence}choose another --out for that", style="yellow", soft_wrap=True, highlight=False)
     groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
     comparison = compare(
         {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}

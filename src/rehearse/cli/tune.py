@@ -33,7 +33,8 @@ def tune_command(
 ) -> None:
     """Search the published values for the setting with the best validation accuracy (extra rehearse-torch[tune]).
 
-    Writes it as OUT/METHOD-STREAM.toml, which `rehearse run --spec` takes. Test sets play no part in the choice.
+    Writes it as OUT/METHOD-STREAM.toml, with what is fixed in its name too, which `rehearse run --spec` takes.
+    Test sets play no part in the choice.
     """
     find_method(method)
     fixed: dict[str, Any] = {"memory": memory, "samples_per_task": samples_per_task}

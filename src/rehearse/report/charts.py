@@ -10,6 +10,7 @@ import numpy as np
 
 from ..statistics import Summary, summary
 from .axes import Axis, cost_axis, linear_axis
+from .compare import own_cost
 from .sections import Row
 
 WIDTH, HEIGHT = 540, 340
@@ -171,7 +172,7 @@ def cost_chart(rows: Sequence[Row], cost: str, title: str, x_label: str, unit: s
 
 
 def _cost_points(row: Row, cost: str) -> list[tuple[float, float]]:
-    pairs = [(run.result["cost"].get(cost), run.result["metrics"]["accuracy"]) for run in row.runs]
+    pairs = [(own_cost(run.result["cost"]).get(cost), run.result["metrics"]["accuracy"]) for run in row.runs]
     return [(price, accuracy) for price, accuracy in pairs if price is not None and price > 0 and accuracy is not None]
 
 

@@ -42,7 +42,7 @@ def difference(later: Sequence[Result], earlier: Sequence[Result], metric: str) 
 
 
 def _method(results: Sequence[Result]) -> dict[str, Any]:
-    costs = [_own_cost(result["cost"]) for result in results]
+    costs = [own_cost(result["cost"]) for result in results]
 
     def mean(name: str) -> float | None:
         values = [cost[name] for cost in costs if cost[name] is not None]
@@ -60,7 +60,7 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _own_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
+def own_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
     """A run's cost without the evaluation of treatments that are not its own, which other methods do not have."""
     others = cost.get("treatments_cpu_seconds", 0.0)
     return {**cost, "seconds": cost["seconds"] - others, "cpu_seconds": cost["cpu_seconds"] - others}
@@ -88,5 +88,7 @@ def low_ceilings(comparison: Mapping[str, Any]) -> list[str]:
         if ceiling in methods:
             above = [name for name in methods if methods[name]["mean"] > methods[ceiling]["mean"] and "iid" not in name]
             if above:
-                sentences.append(f"{ceiling} is no ceiling here: {', '.join(above)} lies above it.")
+                sentences.append(
+                    f"{ceiling} is no ceiling here: {', '.join(above)} {'lie' if len(above) > 1 else 'lies'} above it."
+                )
     return sentences

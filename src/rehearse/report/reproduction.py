@@ -200,7 +200,7 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def _differences_markdown(outcome: Outcome) -> str:
     table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
-    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}\n\n{SETTLING}"
+    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}"
 
 
 def _short_markdown(outcome: Outcome) -> str:
@@ -246,6 +246,7 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
         "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
         "it for generative replay, as the released program computes them. `above` and `below` say where our number "
         "lies. A number that was printed without ± counts as exact.\n\n"
+        f"{SETTLING}\n\n"
         f"Verdicts: {counts}. The runs behind this page took {hours:.1f} CPU hours, those of several tables counted in "
         "each.\n"
     )
@@ -269,7 +270,9 @@ Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, ru
 
 def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence[Estimate]]) -> Table:
     """What would run, and what it would cost; ``together`` counts the runs that several targets share once."""
-    caption = "* estimated, for want of a run with the same settings; checkpoints come and go beside these files"
+    guessed = any(not estimate.measured for *_, estimates, _ in forecasts for estimate in estimates)
+    caption = "* estimated, for want of a run with the same settings; " if guessed else ""
+    caption += "checkpoints come and go beside these files"
     table = Table(title="what would run", caption=caption)
     for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
         table.add_column(name, justify="left" if name == "target" else "right")

@@ -7,15 +7,15 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..campaign.store import is_stale
-from ..methods import METHODS, precision_of
-from ..spec import Spec
+from ..methods import METHODS, precision_of, resolve
+from ..spec import Spec, named_specs
 from .compare import compare, low_ceilings
 from .runs import FinishedRun
 
@@ -23,7 +23,8 @@ from .runs import FinishedRun
 PROBLEM = (
     "stream", "tasks", "samples_per_task", "batch_size", "class_order", "split_seed", "stream_version",
 )  # fmt: skip
-STYLES = 8
+STYLES = 8  # colours, and as many marks: a row has one of each
+NOTES = 3  # what is told in the name of a row
 
 
 @dataclass(frozen=True)
@@ -126,16 +127,25 @@ def _rank(spec: Spec) -> int:
 
 
 def _labels(specs: Sequence[Spec]) -> list[str]:
-    """The method's name, followed by what tells its rows apart where there are several."""
-    flat = [_flat(spec) for spec in specs]
+    """The name of the method, or of the spec where it has one, followed by what tells its rows apart."""
+    flat, names = [_flat(spec) for spec in specs], [_names().get(spec.group, spec.method) for spec in specs]
     labels = []
-    for values, spec in zip(flat, specs, strict=True):
-        rivals = [other for other, its in zip(flat, specs, strict=True) if its.method == spec.method]
-        fields = [name for name in values if any(other.get(name) != values[name] for other in rivals)]
-        notes = [f"{name.replace('_', ' ')} {_word(values[name])}" for name in fields]
-        labels.append(spec.method + (f" ({', '.join(notes)})" if notes else ""))
+    for values, name in zip(flat, names, strict=True):
+        rivals = [other for other, its in zip(flat, names, strict=True) if its == name]
+        fields = [field for field in values if any(other.get(field) != values[field] for other in rivals)]
+        notes = [f"{field.replace('_', ' ')} {_word(values[field])}" for field in fields]
+        if len(notes) > NOTES:
+            notes = [*notes[:NOTES], "…"]  # the rest stands with the runs
+        labels.append(name + (f" ({', '.join(notes)})" if notes else ""))
     repeated = {label for label, count in Counter(labels).items() if count > 1}
     return [f"{label} [{spec.key}]" if label in repeated else label for label, spec in zip(labels, specs, strict=True)]
+
+
+@cache
+def _names() -> dict[str, str]:
+    """What the runs of named specs share, and the name."""
+    known = named_specs().items()
+    return {resolve(values["method"], values["stream"], values).group: name for name, values in known}
 
 
 def _flat(spec: Spec) -> dict[str, Any]:
@@ -151,6 +161,6 @@ def _word(value: Any) -> str:
 
 def _styled(section: Section, labels: list[str]) -> Section:
     """A row keeps its colour through the page, as long as there are colours for all; else within its section."""
-    known = labels if len(labels) <= STYLES else [row.label for row in section.rows]
-    rows = [dataclasses.replace(row, style=known.index(row.label) % STYLES) for row in section.rows]
+    known = labels if len(labels) <= STYLES**2 else [row.label for row in section.rows]
+    rows = [dataclasses.replace(row, style=known.index(row.label) % STYLES**2) for row in section.rows]
     return dataclasses.replace(section, rows=rows)
