@@ -22,10 +22,8 @@ from pathlib import Path
 import torch
 
 from elsewhere import Elsewhere
-from measuring import Times, batches, interleaved
+from measuring import Times, batches, interleaved, with_part
 from rehearse.compiled import compiler_at_hand
-from rehearse.compute import native_bfloat16
-from rehearse.environment import environment
 from rehearse.errors import RehearseError
 from rehearse.experiment import Settings, execute
 from rehearse.methods import resolve
@@ -212,23 +210,12 @@ def evaluation_products(rows: int) -> float:
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def part(lines: dict[str, list[Line]]) -> str:
-    there = environment()
-    bfloat16 = "native bfloat16" if native_bfloat16(torch.device("cpu")) else "no native bfloat16"
-    text = [f"## {there['processor']}, {there['cpu_capability']}, {bfloat16}", ""]
-    text += [f"torch {there['torch']}, {there['threads']} thread, commit {there['commit']}.", ""]
+def part(lines: dict[str, list[Line]]) -> list[str]:
+    text = []
     for title, rows in lines.items():
         text += [f"### {title}", "", "| | | asked for |", "|---|---|---|"]
         text += [f"| {row.what} | {row.value} | {row.wanted} |" for row in rows] + [""]
-    return "\n".join(text)
-
-
-def with_part(page: str, own: str) -> str:
-    """The page with this processor's part in place of its older one; the parts of others stay."""
-    title = own.splitlines()[0]
-    others = ["## " + section for section in page.split("\n## ")[1:]]
-    others = [section.rstrip() for section in others if section.splitlines()[0] != title]
-    return "\n\n".join([INTRODUCTION.rstrip(), *sorted([*others, own.rstrip()])]) + "\n"
+    return text
 
 
 def main() -> None:
@@ -263,7 +250,7 @@ def main() -> None:
         for line in lines[title]:
             print(f"  {line.what:<72} {line.value} {f'[{line.wanted}]' if line.wanted else ''}", flush=True)
     if not quick:
-        PAGE.write_text(with_part(PAGE.read_text("utf-8") if PAGE.exists() else "", part(lines)), "utf-8")
+        PAGE.write_text(with_part(PAGE, INTRODUCTION, part(lines)), "utf-8")
         print(f"\nwritten to {PAGE.relative_to(PAGE.parents[1])}")
 
 

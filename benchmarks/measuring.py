@@ -6,11 +6,14 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from elsewhere import Elsewhere
+from rehearse.compute import native_bfloat16
+from rehearse.environment import environment
 from subjects import ROWS, Step, images
 
 
@@ -65,3 +68,16 @@ def seconds_here(step: Step, calls: Sequence[tuple[Any, ...]]) -> float:
     for call in calls:
         step(*call)
     return time.thread_time() - started
+
+
+def with_part(page: Path, introduction: str, body: Sequence[str]) -> str:
+    """A page of measurements with this kind of processor's part in place of its older one; those of others stay."""
+    there = environment()
+    bfloat16 = "native bfloat16" if native_bfloat16(torch.device("cpu")) else "no native bfloat16"
+    title = f"## {there['processor']}, {there['cpu_capability']}, {bfloat16}"
+    made = f"torch {there['torch']}, {there['threads']} thread, commit {there['commit']}."
+    own = "\n".join([title, "", made, "", *body])
+    text = page.read_text("utf-8") if page.exists() else ""
+    others = [f"## {section}" for section in text.split("\n## ")[1:]]
+    others = [section.rstrip() for section in others if section.splitlines()[0] != title]
+    return "\n\n".join([introduction.rstrip(), *sorted([*others, own.rstrip()])]) + "\n"
