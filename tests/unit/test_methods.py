@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from rehearse import Finetune, MostInterfered, Replay, Uniform
+from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.compute import prepare_symmetric, prepare_unit
 from rehearse.errors import InvalidInput
-from rehearse.methods import COMMON, METHODS, Problem, build, find_method, prepare_for, resolve
+from rehearse.experiment import with_precision
+from rehearse.methods import COMMON, METHODS, Problem, build, find_method, precision_of, prepare_for, resolve
 from rehearse.spec import Spec, load_spec_values, named_specs
 from rehearse.streams import STREAMS
 from sameness import assert_same, differences
@@ -154,3 +155,39 @@ def test_a_number_makes_the_same_run_however_it_is_written(option: str, whole: i
     written = [resolve("gen", "split-mnist", {"options": {option: value}}) for value in (whole, fraction)]
     assert written[0].key == written[1].key
     assert type(written[0].options[option]) is type(find_method("gen").options[option])
+
+
+@pytest.mark.parametrize(
+    ("method", "stream", "settings", "kept"),
+    [
+        ("er", "split-cifar10", {}, False),
+        ("er", "split-cifar10", {"candidates": 50}, True),  # they pass, if only to move batch-norm's statistics
+        ("er-mir", "split-cifar10", {}, True),
+        ("finetune", "split-cifar10", {}, False),
+        ("gen", "split-mnist", {}, False),
+        ("gen-mir", "split-mnist", {}, True),
+        ("ae", "split-cifar10", {}, False),
+        ("ae-mir", "split-cifar10", {}, True),
+    ],
+)
+def test_a_run_that_scores_nothing_has_no_precision_of_scoring(
+    method: str, stream: str, settings: dict[str, Any], kept: bool
+) -> None:
+    spec = resolve(method, stream, settings, {"precision": "bfloat16-scoring"})
+    assert precision_of(spec) == with_precision(spec).precision == ("bfloat16-scoring" if kept else "float32")
+    assert precision_of(resolve(method, stream, settings, {"precision": "bfloat16"})) == "bfloat16"
+
+
+def test_where_nothing_is_scored_the_precision_of_scoring_changes_no_bit() -> None:
+    made = {}
+    for precision in ("float32", "bfloat16-scoring"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        learner = Replay(model, optimizer, ReservoirMemory(20), Uniform(), precision=precision)
+        for step in range(4):
+            generator = torch.Generator().manual_seed(step)
+            x, y = torch.rand(5, 1, 4, 4, generator=generator), torch.randint(0, 3, (5,), generator=generator)
+            learner.observe(x, y, task=step // 2)
+        made[precision] = model.state_dict()
+    assert all(torch.equal(value, made["bfloat16-scoring"][name]) for name, value in made["float32"].items())
