@@ -53,14 +53,14 @@ def _commit() -> str | None:
     here = Path(__file__).resolve()
     try:
         _git(here, "ls-files", "--error-unmatch", here.name)  # or it only lies within somebody's checkout
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", ".")
+        changed = _git(here, "--no-optional-locks", "status", "--porcelain", ".")
         return _git(here, "rev-parse", "--short", "HEAD") + ("-changed" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def _git(here: Path, *words: str) -> str:
-    command = ["git", "-C", str(here.parent), *words]
+    command = ["git", "-C", str(here.parent), *words]  # options of git itself may come first
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
 
 

@@ -116,7 +116,7 @@ def with_precision(spec: Spec, device: str = "cpu") -> Spec:
     """The spec with ``auto`` replaced by what this processor resolves it to, before the first step."""
     check_device(device)
     resolved = dataclasses.replace(spec, precision=_resolved_precision(spec.network, spec.precision, device))
-    return dataclasses.replace(resolved, precision=precision_of(resolved))
+    return dataclasses.replace(resolved, precision=precision_of(resolved)) if spec.precision == "auto" else resolved
 
 
 @cache
@@ -313,7 +313,6 @@ def execute(
 
     A checkpoint that is damaged or of another run is put aside, told as a note, and the run starts over.
     """
-    clock, cpu = time.perf_counter(), time.process_time()
     run, log = Run(spec, settings), None
     if folder is not None:
         refused = take_up(run, folder)
@@ -322,6 +321,7 @@ def execute(
             if on_progress is not None:
                 on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
         log = RunLog(folder, run)
+    clock, cpu = time.perf_counter(), time.process_time()
     elapsed, spent = run.elapsed, run.cpu_seconds
 
     def tick() -> None:

@@ -12,26 +12,35 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[io.BufferedWriter]:
-    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left."""
+    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
+
+    A link stays a link, and a file keeps its mode. Whatever the system refuses, it refuses in the name of ``path``.
+    """
     temporary = None
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        place = Path(os.path.realpath(path))
+        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # as any new file, not the private mode of temporary ones
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    except BaseException:
+        os.chmod(temporary, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
+        os.replace(temporary, place)
+        _sync_directory(place.parent)
+    except BaseException as problem:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        if isinstance(problem, OSError) and problem.errno is not None:
+            raise OSError(problem.errno, problem.strerror, str(path)) from problem
         raise
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The text as a file, in the place of what was there."""
+    """The text as a file, in the place of what was there; a pipe or a terminal takes it as it comes."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_text(text, "utf-8")
+        return
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 

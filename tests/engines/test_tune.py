@@ -17,7 +17,7 @@ from rehearse.campaign.events import Event, Failed, Finished
 from rehearse.campaign.spaces import SPACES, as_layer, space_of
 from rehearse.campaign.tune import Search, Tried, tune
 from rehearse.campaign.work import Busy
-from rehearse.errors import InvalidInput, MissingExtra
+from rehearse.errors import DataError, InvalidInput, MissingExtra
 from rehearse.methods import METHODS, resolve
 from rehearse.spec import Spec, load_spec_values
 
@@ -65,6 +65,8 @@ def test_searches_that_do_not_compare_are_kept_apart_and_one_goes_on_at_a_time(
     others = [Search("er", "split-mnist-5k", tmp_path, {"memory": 20}), Search("er", "split-mnist-5k", tmp_path, {}, 1)]
     assert len({search.best_file for search in (usual, *others)}) == 3
     assert usual.best_file.name == "er-split-mnist-5k.toml"
+    assert others[0].best_file.name == "er-split-mnist-5k-memory-20.toml"
+    assert "/" not in Search("gen", "split-mnist-5k", tmp_path, {"options": {"init": "a/b"}}).name
     events = tune(usual, 2, jobs=1)
     next(events)
     with pytest.raises(Busy):
@@ -72,6 +74,18 @@ def test_searches_that_do_not_compare_are_kept_apart_and_one_goes_on_at_a_time(
     assert tried(tune(others[0], 1, jobs=1))
     with pytest.raises(InvalidInput, match="jobs is 0"):
         next(tune(usual, 2, jobs=0))
+
+
+def test_a_damaged_result_is_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_all(specs: list[Spec], *_: Any) -> Iterator[Event]:
+        yield Failed(specs[0], "it is no result of a run", damaged=True)
+
+    monkeypatch.setattr(tuning, "run_all", run_all)
+    search = Search("er", "split-mnist-5k", tmp_path, {})
+    with pytest.raises(DataError, match="no result"):
+        tried(tune(search, 1, jobs=1))
+    fake_runs(monkeypatch, lambda spec: 0.5)
+    assert [trial.state for trial in tried(tune(search, 1, jobs=1))] == ["complete"]
 
 
 def test_options_of_a_method_go_into_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from rehearse.cli import app
 from rehearse.errors import DataError, InvalidInput
 from rehearse.methods import resolve
 from rehearse.report import charts, page
+from rehearse.report.compare import own_cost
 from rehearse.report.rerun import rerun_command
 from rehearse.report.runs import find_run, find_runs
 from rehearse.report.sections import sections
@@ -137,6 +138,26 @@ def test_two_precisions_share_a_row_unless_a_seed_was_run_at_both(tmp_path):
         ("er (precision bfloat16)", 2),
         ("er (precision float32)", 1),
     ]
+
+
+def test_a_run_under_two_names_counts_once(tmp_path):
+    for precision in ("float32", "bfloat16-scoring"):  # plain replay scores nothing: the same run
+        put(tmp_path, Spec(method="er", stream="s", precision=precision), matrix_of(0.7, 0.1, 0))
+    (section,) = sections(find_runs([], tmp_path))
+    assert [len(row.runs) for row in section.rows] == [1]
+
+
+def test_trials_of_a_search_are_not_compared(tmp_path):
+    put(tmp_path, Spec(method="er", stream="s"), matrix_of(0.7, 0.1, 0))
+    put(tmp_path / "tune", Spec(method="er", stream="s", lr=0.3), matrix_of(0.7, 0.1, 0))
+    assert [run.spec.lr for run in find_runs([], tmp_path)] == [0.05]
+    assert [run.spec.lr for run in find_runs([str(tmp_path / "tune")], tmp_path)] == [0.3]
+
+
+def test_evaluating_other_treatments_is_no_cost_of_the_method():
+    cost = {"seconds": 12.0, "cpu_seconds": 10.0, "treatments_cpu_seconds": 4.0, "steps": 3}
+    assert own_cost(cost) == cost | {"seconds": 8.0, "cpu_seconds": 6.0}
+    assert own_cost({"seconds": 12.0, "cpu_seconds": None}) == {"seconds": 12.0, "cpu_seconds": None}
 
 
 def test_a_row_of_two_precisions_is_called_mixed(tmp_path):

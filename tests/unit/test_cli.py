@@ -20,6 +20,8 @@ from rehearse.campaign.store import Store
 from rehearse.cli import main
 from rehearse.methods import METHODS, resolve
 from rehearse.paper.targets import GROUPS, TARGETS
+from rehearse.report.rerun import rerun_command
+from rehearse.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -264,6 +266,26 @@ def test_a_directory_without_results_is_a_slip_and_changes_no_file(rehearse_comm
     assert "has no <!-- end -->" in err
     assert "and more" in (tmp_path / "open.md").read_text("utf-8")
     assert "old" in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_what_the_file_system_refuses_is_one_sentence(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "results")
+    for words in (("--fill", "missing.md"), ("--write", "results")):
+        code, _, err = rehearse_command("reproduce", "figure4", "--from-results", "results", *words)
+        assert code == 2
+        assert err.splitlines()[-1].startswith(f"rehearse: {words[1]}")
+        assert "Traceback" not in err
+
+
+def test_the_split_is_part_of_a_run_and_of_how_it_is_made_again(rehearse_command: Command, tmp_path: Path) -> None:
+    words = ("run", "finetune", "--samples-per-task", "20", "--seeds", "1", "--split-seed", "3")
+    assert rehearse_command(*words, "--json")[0] == 0
+    (result,) = Store(tmp_path / "runs").results()
+    assert result["spec"]["split_seed"] == 3
+    assert "--split-seed 3" in rerun_command(Spec.from_dict(result["spec"]))
+    code, _, err = rehearse_command(*words, "--images", "--json")
+    assert code == 0
+    assert "1 of these runs had a result already" in err
 
 
 def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_targets(

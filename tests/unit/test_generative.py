@@ -187,7 +187,7 @@ def test_the_fresh_look_ahead_is_the_step_on_the_incoming_batch():
 
 
 def test_a_search_in_bfloat16_leads_nearly_where_one_in_float32_does_and_training_stays_in_float32():
-    found, dtypes = {}, {}
+    found, lowered = {}, {}
     for precision in ("float32", "bfloat16-scoring"):
         retrievals = {
             f"{network}_retrieval": LatentRetrieval(LatentSearch(3)) for network in ("classifier", "generator")
@@ -195,12 +195,12 @@ def test_a_search_in_bfloat16_leads_nearly_where_one_in_float32_does_and_trainin
         torch.manual_seed(1)
         ours = learner(classifier=GatedMLP(6, 8, 4, dropout=0.0), precision=precision, **retrievals)
         observed(ours, 0, 0)
-        weight, asked = ours.model.hidden.weight, dtypes.setdefault(precision, set())
-        ours.model.flatten.register_forward_hook(lambda *_, m=ours.model, asked=asked: asked.add(m.hidden.weight.dtype))
+        weight, asked = ours.model.hidden.weight, lowered.setdefault(precision, set())
+        ours.model.flatten.register_forward_hook(lambda *_, asked=asked: asked.add(torch.is_autocast_enabled("cpu")))
         step = ours.observe(*batch(5), task=1)
         found[precision] = step.recalled.x, weight.detach().clone()
         assert ours.search_report()["generator"]["interference_after"] is not None
-    assert dtypes == {"float32": {torch.float32}, "bfloat16-scoring": {torch.float32, torch.bfloat16}}
+    assert lowered == {"float32": {False}, "bfloat16-scoring": {True, False}}  # the search alone
     for exact, near in zip(found["float32"], found["bfloat16-scoring"], strict=True):
         assert near.dtype == torch.float32
         torch.testing.assert_close(near.sort(0).values, exact.sort(0).values, atol=0.01, rtol=0.05)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
+from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform, experiment
 from rehearse.compute import prepare_symmetric, prepare_unit
 from rehearse.errors import InvalidInput
 from rehearse.experiment import with_precision
@@ -174,8 +174,15 @@ def test_a_run_that_scores_nothing_has_no_precision_of_scoring(
     method: str, stream: str, settings: dict[str, Any], kept: bool
 ) -> None:
     spec = resolve(method, stream, settings, {"precision": "bfloat16-scoring"})
-    assert precision_of(spec) == with_precision(spec).precision == ("bfloat16-scoring" if kept else "float32")
+    assert precision_of(spec) == ("bfloat16-scoring" if kept else "float32")
+    assert with_precision(spec) == spec  # what was asked for, or stands in a result, is the key that it is found by
     assert precision_of(resolve(method, stream, settings, {"precision": "bfloat16"})) == "bfloat16"
+
+
+def test_auto_scores_in_bfloat16_only_where_something_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "_resolved_precision", lambda *_: "bfloat16-scoring")
+    assert with_precision(resolve("er-mir", "split-cifar10")).precision == "bfloat16-scoring"
+    assert with_precision(resolve("er", "split-cifar10")).precision == "float32"
 
 
 def test_where_nothing_is_scored_the_precision_of_scoring_changes_no_bit() -> None:

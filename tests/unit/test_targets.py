@@ -11,6 +11,7 @@ import pytest
 from made_results import made_result
 
 from rehearse.errors import InvalidInput
+from rehearse.experiment import with_precision
 from rehearse.methods import METHODS, resolve
 from rehearse.paper import target as target_module
 from rehearse.paper.costs import Costs, rows, work
@@ -192,11 +193,12 @@ def test_every_seed_counts_unless_somebody_says_how_many() -> None:
 
 
 def test_a_seed_that_has_a_result_in_another_precision_is_not_run_again() -> None:
-    mir = entry("table2", "ER-MIR", "M=100")
-    target = Target("t", "t", (mir,), 2, ("accuracy",))
-    half = dataclasses.replace(mir.spec(0), precision="bfloat16-scoring")
-    first, second = to_run(target, Results([made_result(half)]))
-    assert (first, second) == (half, mir.spec(1))
+    for row in ("ER", "ER-MIR"):
+        one = entry("table2", row, "M=100")
+        target = Target("t", "t", (one,), 2, ("accuracy",))
+        half = dataclasses.replace(one.spec(0), precision="bfloat16-scoring")
+        first, second = to_run(target, Results([made_result(half)]))
+        assert (with_precision(first), second) == (half, one.spec(1))
 
 
 def test_a_result_that_tells_a_treatment_counts_for_it_though_one_in_float32_does_not() -> None:

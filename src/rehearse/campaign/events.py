@@ -45,6 +45,8 @@ class Failed:
     spec: Spec
     error: str
     detail: str = ""
+    damaged: bool = False
+    """Whether it was not tried at all, for a file in the place of its result that is none."""
 
 
 Event = Started | Advanced | Told | Finished | Failed
@@ -61,7 +63,7 @@ def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: li
         try:
             done = store.get(spec)
         except DataError as problem:
-            yield Failed(spec, str(problem))
+            yield Failed(spec, str(problem), damaged=True)
             continue
         if done is not None:
             with suppress(OSError):

@@ -6,6 +6,7 @@ play no part. Trials are kept in a journal and runs in a store, both under ``out
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from ..errors import InvalidInput, MissingExtra
+from ..errors import DataError, InvalidInput, MissingExtra
 from ..experiment import Settings
 from ..files import write_whole
 from ..methods import resolve
@@ -51,9 +52,12 @@ class Search:
 
     @property
     def name(self) -> str:
-        """Another for every search whose trials do not compare."""
-        said = [f"{name}-{value}" for name, value in sorted(self.fixed.items())]
-        return "-".join([self.method, self.stream, *said, *([f"seeds-{self.seeds}"] if self.seeds != SEEDS else [])])
+        """Another for every search whose trials do not compare: what is fixed stands in it, at length or as a hash."""
+        said = {**self.fixed, **({"seeds": self.seeds} if self.seeds != SEEDS else {})}
+        words = [f"{name}-{value}" for name, value in sorted(said.items()) if isinstance(value, int)]
+        if len(words) < len(said):
+            words = [hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]]
+        return "-".join([self.method, self.stream, *words])
 
     @property
     def best_file(self) -> Path:
@@ -144,6 +148,8 @@ def _try(
     for start in range(0, len(specs), jobs):
         for event in run_all(specs[start : start + jobs], store, settings, jobs):
             yield event
+            if isinstance(event, Failed) and event.damaged:
+                raise DataError(event.error)  # nothing was tried
             if isinstance(event, Failed):
                 trial.set_user_attr("error", event.error)
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)

@@ -234,9 +234,15 @@ class GenerativeReplay(Learner):
         return self._imagined(z, interference, labels=False)
 
     def _searched(self, network: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> View:
-        """A network that a search passes through, in the precision of scoring."""
-        lower = self.computation.scoring != torch.float32
-        return View(network, tensors, self.computation.scoring if lower else None)
+        """A network that a search passes through.
+
+        In a lower precision its parameters are leaves that want a gradient: those autocast converts once for a whole
+        search, others at every pass. Nobody asks for that gradient.
+        """
+        if self.computation.scoring == torch.float32:
+            return View(network, tensors)
+        held = {**dict(network.named_parameters()), **(tensors or {})}
+        return View(network, {name: value.detach().requires_grad_() for name, value in held.items()})
 
     def _start(self, retrieval: LatentRetrieval, batch: Batch, rows: int) -> Tensor:
         """z ~ N(0, I), or z ~ q_φ′(X_t): the incoming rows over and over."""

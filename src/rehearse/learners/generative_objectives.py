@@ -112,20 +112,10 @@ class Objective:
 
 
 class View:
-    """A network as it is, or with other tensors in place of its own; counts the rows that pass through it.
+    """A network as it is, or with other tensors in place of its own; counts the rows that pass through it."""
 
-    With a ``dtype`` its matrices are in that one already, where autocast would convert them again at every pass.
-    """
-
-    def __init__(
-        self, module: nn.Module, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> None:
         self._module = module
-        if dtype is not None:
-            all_of_them = {**dict(module.named_parameters()), **(tensors or {})}
-            tensors = {
-                name: value.detach().to(dtype) if value.ndim > 1 else value for name, value in all_of_them.items()
-            }
         self._substituted = nullcontext() if tensors is None else Substitutes(module, tensors)
         self.rows = 0
 

@@ -101,7 +101,7 @@ def _cost_target(name: str, title: str, entries: Sequence[Entry], seeds: int, no
     pairs = (*(("ER-MIR", row) for row in ("ER", *more)), *((row, "ER") for row in more))
     note += (
         "ER-MIR against plain replay with as many more updates, or as large a recalled batch, as its CPU time buys. "
-        "CPU seconds are of whole runs, loading and evaluation included, without that of treatments."
+        "CPU seconds are of whole runs, evaluation included, without loading and without that of treatments."
     )
     return Target(name, title, tuple(entries), seeds, pairs=tuple(pairs), note=note, retrievals=(("ER-MIR", "ER"),))
 

@@ -56,10 +56,9 @@ class Results:
         }
         return dict(sorted((self.current(entry.alone(), seeds) | treated).items()))
 
-    def stale(self, spec: Spec) -> int:
-        """How many seeds of a spec have results of earlier versions of its method or stream, and none of today's."""
-        group, today = self._groups.get(_group(spec), {}), self.current(spec)
-        return len({place[0] for place in group} - today.keys())
+    def stale(self, spec: Spec) -> set[int]:
+        """The seeds of a spec that have results of earlier versions of its method or stream, and none of today's."""
+        return {place[0] for place in self._groups.get(_group(spec), {})} - self.current(spec).keys()
 
 
 def _tells(result: Result, treatment: str) -> bool:
@@ -133,7 +132,7 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     cell = entry.cells.get(metric)
     if entry.missing is not None:
         return Line(entry, metric, None, cell, "not available")
-    stale = results.stale(entry.spec())
+    stale = len(results.stale(entry.spec()) - runs.keys())
     if not runs:
         return Line(entry, metric, None, cell, "stale" if stale else "not run", stale)
     values = values_of(runs, metric)

@@ -68,7 +68,7 @@ class Target:
 
     ``pairs`` are (later row, earlier row), compared seed by seed in every column that has both; ``column_pairs`` are
     columns, compared so in every row. ``metrics`` are the columns of numbers, in their order. ``retrievals`` are the
-    pairs of rows that differ in what is recalled, and in nothing else.
+    pairs of rows that differ in how memories are chosen and in what comes with it, not in their settings.
     """
 
     name: str

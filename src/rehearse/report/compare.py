@@ -62,8 +62,9 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
 
 def own_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
     """A run's cost without the evaluation of treatments that are not its own, which other methods do not have."""
-    others = cost.get("treatments_cpu_seconds", 0.0)
-    return {**cost, "seconds": cost["seconds"] - others, "cpu_seconds": cost["cpu_seconds"] - others}
+    others = cost.get("treatments_cpu_seconds") or 0.0
+    timed = {name: cost[name] - others for name in ("seconds", "cpu_seconds") if cost.get(name) is not None}
+    return {**cost, **timed}
 
 
 def _summary(values: Mapping[int, float]) -> dict[str, Any] | None:

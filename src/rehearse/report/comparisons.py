@@ -26,7 +26,7 @@ class Comparison:
     found: Mapping[str, Difference]
     available: bool
     retrieval: bool
-    """Whether the two differ in what is recalled, and in nothing else."""
+    """Whether the two differ in how memories are chosen, not in their settings (`Target.retrievals`)."""
     runs: tuple[str, str]
     """What is run for the two, to tell the same comparison in another target."""
 
@@ -63,8 +63,8 @@ def comparisons(outcome: Outcome) -> Iterator[Comparison]:
 
 def _run(entry: Entry) -> str:
     """What is run for an entry, and which of its numbers are read; or its name, where that cannot be built."""
-    built = entry.spec().canonical if entry.missing is None else f"{entry.method} {entry.spec_name}"
-    return f"{built} {entry.treatment}"
+    named = f"{entry.method} {entry.stream} {entry.spec_name} {dict(entry.settings)}"
+    return f"{named if entry.missing else entry.spec().canonical} {entry.treatment}"
 
 
 def once(compared: Iterable[Comparison]) -> list[Comparison]:

@@ -102,8 +102,7 @@ def _rows(runs: Iterable[FinishedRun]) -> list[Row]:
         groups[run.spec.group, len(run.result["matrices"]["test"])].append(run)
     parts = [part for group in groups.values() for part in _without_repeated_seeds(group)]
     parts.sort(key=lambda part: (_rank(part[0].spec), part[0].spec.canonical))
-    specs = [_common(part) for part in parts]
-    return [Row(label, 0, part) for label, part in zip(_labels(specs), parts, strict=True)]
+    return [Row(label, 0, part) for label, part in zip(_labels(parts), parts, strict=True)]
 
 
 def _common(runs: Sequence[FinishedRun]) -> Spec:
@@ -114,7 +113,8 @@ def _common(runs: Sequence[FinishedRun]) -> Spec:
 
 def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]:
     """The group in order of seeds; where one seed was run at two precisions, a row for each precision."""
-    group = sorted(group, key=lambda run: run.spec.seed)
+    once = {(run.spec.seed, precision_of(run.spec)): run for run in group}  # one may be there under two names
+    group = sorted(once.values(), key=lambda run: run.spec.seed)
     if len({run.spec.seed for run in group}) == len(group):
         return [group]
     precisions = dict.fromkeys(precision_of(run.spec) for run in group)
@@ -126,8 +126,9 @@ def _rank(spec: Spec) -> int:
     return list(METHODS).index(spec.method) if spec.method in METHODS else len(METHODS)
 
 
-def _labels(specs: Sequence[Spec]) -> list[str]:
+def _labels(rows: Sequence[Sequence[FinishedRun]]) -> list[str]:
     """The name of the method, or of the spec where it has one, followed by what tells its rows apart."""
+    specs = [_common(runs) for runs in rows]
     flat, names = [_flat(spec) for spec in specs], [_names().get(spec.group, spec.method) for spec in specs]
     labels = []
     for values, name in zip(flat, names, strict=True):
@@ -138,7 +139,8 @@ def _labels(specs: Sequence[Spec]) -> list[str]:
             notes = [*notes[:NOTES], "…"]  # the rest stands with the runs
         labels.append(name + (f" ({', '.join(notes)})" if notes else ""))
     repeated = {label for label, count in Counter(labels).items() if count > 1}
-    return [f"{label} [{spec.key}]" if label in repeated else label for label, spec in zip(labels, specs, strict=True)]
+    keys = [runs[0].spec.key for runs in rows]
+    return [f"{label} [{key}]" if label in repeated else label for label, key in zip(labels, keys, strict=True)]
 
 
 @cache
@@ -161,6 +163,6 @@ def _word(value: Any) -> str:
 
 def _styled(section: Section, labels: list[str]) -> Section:
     """A row keeps its colour through the page, as long as there are colours for all; else within its section."""
-    known = labels if len(labels) <= STYLES**2 else [row.label for row in section.rows]
+    known = labels if len(labels) <= STYLES else [row.label for row in section.rows]
     rows = [dataclasses.replace(row, style=known.index(row.label) % STYLES**2) for row in section.rows]
     return dataclasses.replace(section, rows=rows)

@@ -1,0 +1,53 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rehearse.files import remove_unfinished, replacing, write_whole
+
+
+def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    write_whole(path, "one")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.writelines([b"half of the other", None])  # type: ignore[list-item]
+    assert path.read_text("utf-8") == "one"
+    assert os.listdir(tmp_path) == ["page.md"]
+
+
+def test_a_link_stays_a_link_and_a_file_keeps_its_mode(tmp_path: Path) -> None:
+    path, link = tmp_path / "page.md", tmp_path / "link.md"
+    path.write_text("one", "utf-8")
+    path.chmod(0o640)
+    link.symlink_to(path)
+    write_whole(link, "two")
+    assert link.is_symlink()
+    assert path.read_text("utf-8") == "two"
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_the_system_refuses_it_refuses_in_the_name_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "such.md"
+    with pytest.raises(FileNotFoundError) as refused:
+        write_whole(path, "one")
+    assert refused.value.filename == str(path)
+
+
+def test_a_pipe_takes_the_text_as_it_comes(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    write_whole(Path(f"/proc/self/fd/{writing}"), "one")
+    os.close(writing)
+    assert os.read(reading, 10) == b"one"
+    os.close(reading)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    path, other = tmp_path / "page.md", tmp_path / ".pages.md.abc.tmp"
+    (tmp_path / ".page.md.abc.tmp").write_bytes(b"half")
+    other.write_bytes(b"of another file")
+    remove_unfinished(path)
+    assert os.listdir(tmp_path) == [other.name]
