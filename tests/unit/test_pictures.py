@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from made_results import made_result
 from typer.testing import CliRunner
 
 from rehearse.batch import Batch
+from rehearse.campaign.store import Store
 from rehearse.cli import app
 from rehearse.errors import MissingExtra
 from rehearse.experiment import Settings, execute, with_precision
@@ -93,6 +95,8 @@ def test_figures_2_and_3_take_one_run_of_each_method_and_their_numbers_count(tmp
 
 
 def test_results_alone_hold_no_pictures_and_that_is_said(tmp_path):
+    spec = TARGETS["figure4"].specs(1)[0]
+    Store(tmp_path).put(spec, made_result(spec))
     words = ["reproduce", "figure2", "figure4", "--from-results", str(tmp_path), "--write", str(tmp_path / "page.md")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
