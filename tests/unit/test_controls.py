@@ -235,3 +235,15 @@ def test_every_control_has_a_figure(tmp_path: Path) -> None:
     assert all(word in drawn for word in (">recalibrated<", ">ER-MIR<", ">accuracy (%)<", ">group-norm<"))
     assert ">CPU seconds a run<" in (tmp_path / "controls-cost-mnist.svg").read_text("utf-8")
     assert ">Permuted MNIST<" in (tmp_path / "controls-learning-rate.svg").read_text("utf-8")
+
+
+def test_the_runs_of_table_2_with_smaller_memories_tell_the_treatments_too() -> None:
+    target = TARGETS["controls-batchnorm-memory"]
+    for memory in (20, 50):
+        for row, method in (("ER", "er"), ("ER-MIR", "er-mir")):
+            spec = entry("table2", row, f"M={memory}").spec()
+            places = {e.column: e for e in target.entries if e.row == row and e.column.startswith(f"M={memory},")}
+            assert {e.spec().key for e in places.values()} == {spec.key}
+            assert places[f"M={memory}, recalibrated"].treatment == "recalibrated"
+            assert (places[f"M={memory}, clean"].treatment is None) == (method == "er")
+    assert len(target.specs(1)) == 4

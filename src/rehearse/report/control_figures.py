@@ -63,9 +63,12 @@ def _series(outcome: Outcome, axes: Any, columns: Sequence[str], names: Sequence
 
 
 def by_column(outcome: Outcome, figure: Any) -> None:
-    """Accuracy and forgetting of each row under each column."""
-    figure.set_size_inches(6.5, 2.8)
+    """Accuracy and forgetting of each row under each column; columns in groups stand side by side."""
     columns = _columns(outcome)
+    if all(", " in column for column in columns):
+        _side_by_side(outcome, figure, "none")
+        return
+    figure.set_size_inches(6.5, 2.8)
     panels = figure.subplots(1, 2)
     for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=True):
         _series(outcome, axes, columns, columns, metric, "none")
@@ -73,17 +76,22 @@ def by_column(outcome: Outcome, figure: Any) -> None:
 
 
 def by_setting(outcome: Outcome, figure: Any) -> None:
-    """Accuracy above and forgetting below, a stream on each side, over the values of one setting."""
+    """Accuracy and forgetting, a stream on each side, over the values of one setting."""
+    _side_by_side(outcome, figure, "-")
+
+
+def _side_by_side(outcome: Outcome, figure: Any, line: str) -> None:
+    """Accuracy above and forgetting below, over columns named "GROUP, NAME", a group on each side."""
     figure.set_size_inches(6.0, 4.2)
-    streams: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for column in _columns(outcome):
-        streams.setdefault(column.partition(", ")[0], []).append(column)
-    panels = figure.subplots(2, len(streams), squeeze=False)
-    for side, (stream, columns) in enumerate(streams.items()):
+        groups.setdefault(column.partition(", ")[0], []).append(column)
+    panels = figure.subplots(2, len(groups), squeeze=False)
+    for side, (group, columns) in enumerate(groups.items()):
         names = [column.partition(", ")[2] for column in columns]
         for level, metric in enumerate(("accuracy", "forgetting")):
-            _series(outcome, panels[level][side], columns, names, metric, "-")
-        panels[0][side].set_title(f"{stream} MNIST", fontsize=8)
+            _series(outcome, panels[level][side], columns, names, metric, line)
+        panels[0][side].set_title(f"{group} MNIST" if group in ("Split", "Permuted") else group, fontsize=8)
     if panels[0][0].get_legend_handles_labels()[0]:
         panels[0][0].legend(loc="best")
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..learners import Replay
+from ..paper.controls import SMALLER
 from ..paper.outcome import Line, Outcome, values_of
 from ..paper.targets import PARTS
 from ..statistics import paired_difference
@@ -17,13 +18,20 @@ from .tables import UNDEFINED
 BEFORE = "classifier interference before"
 SHOWN = ("accuracy", "forgetting")
 
+
+def _treated(treatment: str) -> tuple[tuple[str, str], ...]:
+    """The pairs of columns that hold a treatment of batch-norm against the published one."""
+    smaller = ((f"M={m}, {treatment}", f"M={m}, published") for m in SMALLER)
+    return ((treatment, "published"), *smaller)
+
+
 # What a practitioner may switch on: in words, and the pairs (later, earlier) that try it.
 SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Recall the most interfered memories, not random ones (`MostInterfered`)": (("ER-MIR", "ER"), ("er-mir", "er")),
-    'Re-estimate batch-norm\'s statistics from the memory to predict (`batchnorm="recalibrated"`)': (
-        ("recalibrated", "published"),
+    'Re-estimate batch-norm\'s statistics from the memory to predict (`batchnorm="recalibrated"`)': _treated(
+        "recalibrated"
     ),
-    'Keep candidates from moving batch-norm\'s statistics (`batchnorm="clean"`)': (("clean", "published"),),
+    'Keep candidates from moving batch-norm\'s statistics (`batchnorm="clean"`)': _treated("clean"),
     'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"),),
     "Group-norm in the place of batch-norm": (("group-norm", "published"),),
     "More updates for each batch, plain replay": tuple((f"ER, {n} updates", "ER") for n in (2, 3)),
