@@ -68,7 +68,7 @@ def test_a_campaign_gives_the_results_of_the_local_engine_and_tells_what_fails(t
 
 @pytest.mark.usefixtures("a_ray")
 def test_a_worker_killed_in_the_middle_is_replaced_and_goes_on(tmp_path: Path) -> None:
-    spec = small("er-mir", samples_per_task=300)
+    spec = small("er-mir", samples_per_task=300, updates=8)  # some seconds, so that both workers are heard of
     store = Store(tmp_path / "killed")
     killed: list[int] = []
     heard, events = 0, list[Event]()
