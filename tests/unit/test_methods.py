@@ -185,6 +185,17 @@ def test_auto_scores_in_bfloat16_only_where_something_is_scored(monkeypatch: pyt
     assert with_precision(resolve("er", "split-cifar10")).precision == "float32"
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_search_of_the_paper_runs_in_bfloat16_where_that_is_fast(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    experiment._resolved_precision.cache_clear()
+    monkeypatch.setattr(experiment, "native_bfloat16", lambda device: native)
+    precisions = {name: with_precision(resolve(name, "split-mnist")).precision for name in ("gen", "gen-mir", "er-mir")}
+    experiment._resolved_precision.cache_clear()
+    assert precisions == {"gen": "float32", "gen-mir": "bfloat16-scoring" if native else "float32", "er-mir": "float32"}
+
+
 def test_where_nothing_is_scored_the_precision_of_scoring_changes_no_bit() -> None:
     made = {}
     for precision in ("float32", "bfloat16-scoring"):

@@ -39,32 +39,29 @@ class GatedMLP(nn.Module):
 
     def rest(self, activations: Tensor) -> Tensor:
         """From what the first layer's weights make of the inputs to the logits."""
-        value, gate = self.output(self.dropout(_gated(activations)))
-        logits: Tensor = value * gate
-        return logits
+        return F.glu(in_full(self.output(self.dropout(_gated(activations)))), dim=1)
 
     def features(self, x: Tensor) -> Tensor:
         """The hidden layer, one row an example."""
-        return _gated(F.linear(self.flatten(x), self.hidden.weight, self.hidden.bias))
+        return _gated(self.hidden(self.flatten(x)))
 
     def forward(self, x: Tensor) -> Tensor:
         """One logit a class."""
-        return self.rest(F.linear(self.flatten(x), self.hidden.weight, self.hidden.bias))
+        return self.rest(self.hidden(self.flatten(x)))
 
 
 class Gated(nn.Module):
-    """Wx + b and σ(Vx + c), with the weights of both in one matrix, initialised as torch's linear layers are."""
+    """Wx + b and Vx + c side by side: the weights of both are one matrix, initialised as torch's linear layers are."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
         both = nn.Linear(before, 2 * after)
         self.weight, self.bias = both.weight, both.bias
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        value, gate = in_full(F.linear(x, self.weight, self.bias)).chunk(2, dim=1)
-        return value, gate.sigmoid()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
 def _gated(activations: Tensor) -> Tensor:
-    value, gate = in_full(activations).chunk(2, dim=1)  # a product in bfloat16 is gated in float32, which is faster
-    return F.relu(value) * gate.sigmoid()
+    """ReLU(v) · σ(g), which is ReLU(v · σ(g)); a product in bfloat16 is gated in float32, which is faster."""
+    return F.relu(F.glu(in_full(activations), dim=1))
