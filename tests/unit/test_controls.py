@@ -204,7 +204,7 @@ def test_the_words_for_the_practitioner_are_those_of_the_numbers() -> None:
     assert advised.keys() == SWITCHES.keys()
     recalibrated = next(words for words in SWITCHES if "recalibrated" in words)
     assert advised[recalibrated] == "yes"
-    assert "batchnorm-full, ER: +5.0 ± 0.2 (n = 3)" in lines[recalibrated][1]
+    assert "batchnorm-full, ER, recalibrated − published: +5.0 ± 0.2 (n = 3)" in lines[recalibrated][1]
     assert advised[next(words for words in SWITCHES if "joint" in words)] == "not run"
 
 

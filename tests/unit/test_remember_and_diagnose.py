@@ -89,12 +89,15 @@ def test_rows_that_could_not_be_replayed_are_refused_and_those_before_stay() -> 
     one.observe(*good)
 
 
-def test_what_the_loss_wants_kept_is_kept() -> None:
-    one = learner(loss=DarkExperience())
-    one.remember(batches(2))
+@pytest.mark.parametrize("batchnorm", ["recalibrated", "clean", "published", "joint"])
+def test_what_the_loss_wants_kept_is_kept(batchnorm: str) -> None:
+    """As the model says it before there are memories, whose statistics move while they come in."""
+    one = learner(loss=DarkExperience(), batchnorm=batchnorm)
     x = torch.cat([x for x, _ in batches(2)])
+    said = one.scores(x)
+    one.remember(batches(2))
     (name,) = one.memory.all().columns
-    assert torch.equal(one.memory.all().columns[name], one.scores(x))
+    assert torch.equal(one.memory.all().columns[name], said)
     one.observe(*next(batches(1)))
 
 

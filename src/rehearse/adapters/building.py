@@ -16,6 +16,7 @@ from ..compute import seed_sequence
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
+from ..learners.replay import BatchNorm
 from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from ..nets import MLP
 from ..retrieval import MostInterfered, Retrieval, Uniform
@@ -46,6 +47,7 @@ def build_learner(
     budget: Any,
     updates: Any,
     seed: int,
+    batchnorm: BatchNorm = "recalibrated",
 ) -> Replay:
     """A learner for that many classes; a network with fewer outputs is grown, one with more keeps the spare ones."""
     _check_choice("optimizer", optimizer, OPTIMIZERS)
@@ -59,6 +61,7 @@ def build_learner(
         _build_retrieval(retrieval, candidates, optimizer),
         budget=whole("budget", budget),
         updates=whole("updates", updates),
+        batchnorm=batchnorm,
         seed=seed,
     )
     if outputs(model) < classes:

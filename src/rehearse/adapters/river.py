@@ -183,6 +183,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
                 budget=self.budget,
                 updates=self.updates,
                 seed=int(np.random.SeedSequence(self.seed).generate_state(1)[0]),
+                batchnorm="clean",  # every row is predicted before it is learned: re-estimating would cost far more
             )
         width = input_width(self.learner)
         if len(self._features) > width:

@@ -46,7 +46,9 @@ class Replay(Learner):
     - ``published``: incoming, candidates and recalled rows each move the running statistics, as in the paper's program;
     - ``clean``: candidates leave them alone;
     - ``joint``: incoming and recalled rows pass together, and move them once;
-    - ``recalibrated``: trained as ``clean``; prediction uses statistics re-estimated from the memory.
+    - ``recalibrated`` (the default): trained as ``clean``; prediction uses statistics re-estimated from the memory.
+      The first prediction after a step passes up to 1,000 memories for that; who predicts after every step may want
+      ``clean``. The model itself, asked without the learner, has the statistics of ``clean``.
 
     The first, second and last train the same parameters to the bit, as running statistics have no part in training. So
     ``published`` keeps the statistics of ``clean`` beside its own, and `treatments` predicts as the two others would.
@@ -69,7 +71,7 @@ class Replay(Learner):
         loss: Any = None,
         replay_weight: float = 1.0,
         exclude_current_task: bool = True,
-        batchnorm: BatchNorm = "clean",
+        batchnorm: BatchNorm = "recalibrated",
         prepare: Callable[[Tree], Tree] | None = None,
         precision: str = "auto",
         clip: float | None = None,
@@ -204,11 +206,21 @@ class Replay(Learner):
         return {"clean": clean, "recalibrated": functools.partial(self._predict_as, "recalibrated")}
 
     def _predict_as(self, treatment: BatchNorm, x: Tree) -> Tensor:
+        with self._predicting_as(treatment):
+            return self.predict(x)
+
+    @contextlib.contextmanager
+    def _predicting_as(self, treatment: BatchNorm) -> Iterator[None]:
         try:
             self._predicts_as = treatment
-            return self.predict(x)
+            yield
         finally:
             self._predicts_as = self.batchnorm
+
+    def _take_in(self, known: Batch) -> None:
+        """For `remember`: with the model's own statistics, as those of a memory move while it is being filled."""
+        with self._predicting_as("clean" if self.batchnorm == "recalibrated" else self.batchnorm):
+            super()._take_in(known)
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         return super()._evaluate(x, self._statistics() if buffers is None else buffers)

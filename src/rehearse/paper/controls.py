@@ -74,7 +74,10 @@ def batchnorm(extent: Extent) -> Target:
         note=extent.note
         + "Published, clean and recalibrated are one training; passed: as many candidates pass through the network as "
         "with MIR, and ten of them are recalled at random. ER passes none, so that published and clean are the same.",
-        column_pairs=tuple((column, "published") for column in ("recalibrated", "clean", "joint", "group-norm")),
+        column_pairs=(
+            *((column, "published") for column in ("recalibrated", "clean", "joint", "group-norm")),
+            ("recalibrated", "clean"),
+        ),
     )
 
 
@@ -86,7 +89,8 @@ def batchnorm_by_memory() -> Target:
         for told in TOLD
         for row, method in BOTH.items()
     )
-    pairs = tuple((f"M={m}, {told}", f"M={m}, published") for m in SMALLER for told in ("recalibrated", "clean"))
+    told_apart = (("recalibrated", "published"), ("clean", "published"), ("recalibrated", "clean"))
+    pairs = tuple((f"M={m}, {later}", f"M={m}, {earlier}") for m in SMALLER for later, earlier in told_apart)
     return Target(
         "controls-batchnorm-memory",
         "Split CIFAR-10 by memories per class M: what the retrieval adds under each treatment of the statistics",

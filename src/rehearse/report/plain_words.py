@@ -19,17 +19,18 @@ BEFORE = "classifier interference before"
 SHOWN = ("accuracy", "forgetting")
 
 
-def _treated(treatment: str) -> tuple[tuple[str, str], ...]:
-    """The pairs of columns that hold a treatment of batch-norm against the published one."""
-    smaller = ((f"M={m}, {treatment}", f"M={m}, published") for m in SMALLER)
-    return ((treatment, "published"), *smaller)
+def _treated(treatment: str, other: str = "published") -> tuple[tuple[str, str], ...]:
+    """The pairs of columns that hold a treatment of batch-norm against another."""
+    smaller = ((f"M={m}, {treatment}", f"M={m}, {other}") for m in SMALLER)
+    return ((treatment, other), *smaller)
 
 
 # What a practitioner may switch on: in words, and the pairs (later, earlier) that try it.
 SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
     "Recall the most interfered memories, not random ones (`MostInterfered`)": (("ER-MIR", "ER"), ("er-mir", "er")),
-    'Re-estimate batch-norm\'s statistics from the memory to predict (`batchnorm="recalibrated"`)': _treated(
-        "recalibrated"
+    'Re-estimate batch-norm\'s statistics from the memory to predict (`batchnorm="recalibrated"`)': (
+        *_treated("recalibrated"),
+        *_treated("recalibrated", "clean"),
     ),
     'Keep candidates from moving batch-norm\'s statistics (`batchnorm="clean"`)': _treated("clean"),
     'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"),),
@@ -160,6 +161,13 @@ def advice(verdicts: Counter[Verdict]) -> str:
 
 
 def _places(tried: Iterable[Comparison], verdict: Verdict) -> str:
+    """Where a switch has this verdict; a switch that is held against several things says against which."""
+    tried = list(tried)
+    several = len({(comparison.later, comparison.earlier) for comparison in tried}) > 1
     found = [comparison for comparison in tried if comparison.verdict() == verdict]
-    named = [f"{c.target.removeprefix('controls-')}, {c.where}: {difference_of(c, 'accuracy')}" for c in found]
+    named = [
+        f"{c.target.removeprefix('controls-')}, {c.where}{f', {c.later} − {c.earlier}' if several else ''}: "
+        f"{difference_of(c, 'accuracy')}"
+        for c in found
+    ]
     return "; ".join(named) or UNDEFINED
