@@ -39,7 +39,7 @@ class Progress:
     steps: int | None
     task: int | None
     loss: float | None
-    accuracy: float | None = None
+    evaluated: bool = False
     note: str | None = None
     prepared: tuple[int, int] | None = None
     """Before the first step of a task: how many steps of its preparation are done, of how many."""
@@ -349,8 +349,9 @@ def execute(
                 log.checkpoint_if_due()
             if on_progress is not None:
                 task = batch.task if isinstance(batch.task, int) else None
-                seen = float(np.mean(run.matrices["test"][run.row(batch)])) if evaluated else None
-                on_progress(Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, seen))
+                on_progress(
+                    Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, evaluated)
+                )
     except Stopped:
         if log is not None:
             log.checkpoint()

@@ -79,8 +79,8 @@ def generative(spec: Spec, problem: Problem) -> Learner:
 
 def _latent_retrieval(network: str, options: Mapping[str, Any]) -> LatentRetrieval | None:
     """The search for one of the two networks, or None where it replays plain samples."""
-    searched = options.get("mir_on", "neither")
-    if searched not in ("classifier", "generator", "both", "neither"):
+    searched = options.get("mir_on")  # GEN has no such option
+    if searched not in ("classifier", "generator", "both", None):
         raise InvalidInput(f"mir_on is {searched!r}; it must be classifier, generator or both")
     if searched not in (network, "both"):
         return None

@@ -184,8 +184,18 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     }
     for name in COMMON - known.uses:
         values[name] = None
+    _check_candidates(values)
     values.update(method_version=known.version, stream_version=STREAMS[stream].version)
     return Spec(method=method, stream=stream, **values)
+
+
+def _check_candidates(values: Mapping[str, Any]) -> None:
+    candidates, budget = values.get("candidates"), values.get("budget")
+    if isinstance(candidates, int) and isinstance(budget, int) and candidates < budget:
+        raise InvalidInput(
+            f"{candidates} candidates are fewer than the {budget} that are to be recalled of them; "
+            "raise candidates or lower budget"
+        )
 
 
 def precision_of(spec: Spec) -> str:

@@ -53,7 +53,15 @@ class Spec:
     stream_version: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("seed", "split_seed"):
+        for name in ("method", "stream", "network", "precision", "criterion", "batchnorm"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name not in ("criterion", "batchnorm")):
+                raise InvalidInput(f"{name} is {value!r}; it must be a name")
+        for name in ("task_free", "exclude_current_task"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name == "task_free"):
+                raise InvalidInput(f"{name} is {value!r}; it must be true or false")
+        for name in ("seed", "split_seed", "method_version", "stream_version"):
             _check_whole(name, getattr(self, name), 0)
         _check_whole("batch_size", self.batch_size, 1)
         for name in ("tasks", "samples_per_task", "capacity", "updates", "budget"):
@@ -65,7 +73,16 @@ class Spec:
         if self.candidates is not None and self.candidates != "all":
             _check_whole("candidates", self.candidates, 1, 'or "all"')
         if self.class_order is not None:
+            if not isinstance(self.class_order, list | tuple):
+                raise InvalidInput(f"class_order is {self.class_order!r}; it must be a list of classes")
             object.__setattr__(self, "class_order", tuple(self.class_order))
+            for label in self.class_order:
+                _check_whole("a class of class_order", label, 0)
+        if not isinstance(self.options, Mapping):
+            raise InvalidInput(f"options is {self.options!r}; it must be a table of names and values")
+        for name, value in self.options.items():
+            if not _is_plain(value):
+                raise InvalidInput(f"the option {name} is {value!r}; it must be a number, true, false, text or a list")
         object.__setattr__(self, "options", dict(sorted(self.options.items())))
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,6 +113,12 @@ class Spec:
     def group(self) -> str:
         """What runs of one table cell share: the spec without its seed and precision."""
         return dataclasses.replace(self, seed=0, precision="auto").canonical
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(part) for part in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _check_whole(name: str, value: Any, least: int, otherwise: str = "") -> None:
@@ -148,6 +171,13 @@ def load_spec_values(name_or_file: str) -> dict[str, Any]:
         raise InvalidInput(f"{path} is no spec: {problem}") from problem
     if not isinstance(values, dict):
         raise InvalidInput(f"{path} is no spec: it must be a table of fields")
+    for name in ("method", "stream"):
+        if not isinstance(values.get(name, ""), str):
+            raise InvalidInput(f"{path} is no spec: {name} is {values[name]!r}; it must be a name")
+    if not isinstance(values.get("options", {}), dict):
+        raise InvalidInput(
+            f"{path} is no spec: options is {values['options']!r}; it must be a table of names and values"
+        )
     return values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -316,6 +317,48 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path: Path, monkeypa
                 carry_out(spec, store, Settings())
 
     carry_out(spec, store, Settings(), try_again)
+
+
+def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing has failed: the other runs come first, then its result is there."""
+    store, busy, free = Store(tmp_path), small("finetune"), small("finetune", 1)
+    store.folder(busy).mkdir(parents=True)
+    events: list[Event] = []
+    with work.locked(store.folder(busy) / "lock"):
+        running = run_all([busy, free], store, jobs=1)
+        for event in running:
+            events.append(event)
+            if isinstance(event, Finished):
+                break
+    assert [event.spec for event in events if isinstance(event, Finished)] == [free]
+    assert [event.message for event in events if isinstance(event, Told)] == [work.BUSY]
+    rest = list(running)
+    assert [event.spec for event in rest if isinstance(event, Finished)] == [busy]
+    assert not any(isinstance(event, Failed) for event in [*events, *rest])
+
+
+def test_a_damaged_result_is_told_and_the_others_are_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    carry_out(small("finetune"), store, Settings())
+    whole = json.loads(store.path(small("finetune")).read_text("utf-8"))
+    damage = [
+        "[" * 100_000,
+        *(json.dumps(whole | part) for part in ({"spec": []}, {"metrics": []}, {"cost": {}}, {"environment": []})),
+        json.dumps({name: value for name, value in whole.items() if name != "metrics"}),
+        json.dumps(whole | {"metrics": {"accuracy": 0.5}}),
+        json.dumps(whole | {"spec": whole["spec"] | {"options": [1]}}),
+        json.dumps(whole | {"spec": whole["spec"] | {"task_free": "no"}}),
+    ]
+    for number, text in enumerate(damage):
+        (tmp_path / f"{number:016x}.json").write_text(text, "utf-8")
+    told: list[DataError] = []
+    assert [result["key"] for result in store.results(told.append)] == [small("finetune").key]
+    assert len(told) == len(damage)
+    assert all("is no result of a run" in str(problem) for problem in told)
+    with pytest.raises(DataError):
+        list(store.results())
 
 
 def test_a_result_that_was_renamed_or_edited_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from rehearse.campaign.events import Event, Failed, Finished
 from rehearse.campaign.spaces import SPACES, as_layer, space_of
 from rehearse.campaign.tune import Search, Tried, tune
 from rehearse.campaign.work import Busy
-from rehearse.errors import DataError, InvalidInput, MissingExtra
+from rehearse.errors import DataError, InvalidInput, MissingExtra, RehearseError
 from rehearse.methods import METHODS, resolve
 from rehearse.spec import Spec, load_spec_values
 
@@ -88,6 +88,45 @@ def test_a_damaged_result_is_no_trial(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [trial.state for trial in tried(tune(search, 1, jobs=1))] == ["complete"]
 
 
+def test_a_trial_that_was_interrupted_from_outside_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Spec] = []
+
+    def run_all(specs: list[Spec], *_: Any) -> Iterator[Event]:
+        asked.extend(specs)
+        yield Failed(specs[0], "its process was ended by SIGKILL", interrupted=True)
+
+    monkeypatch.setattr(tuning, "run_all", run_all)
+    search = Search("er", "split-mnist-5k", tmp_path, {})
+    with pytest.raises(RehearseError, match="SIGKILL"):
+        tried(tune(search, 1, jobs=1))
+    fake_runs(monkeypatch, lambda spec: 0.5)
+    (again,) = tried(tune(search, 1, jobs=1))
+    assert (again.state, again.chosen["lr"]) == ("complete", asked[0].lr)
+
+
+def test_the_best_is_written_by_the_next_call_where_a_kill_prevented_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch, lambda spec: spec.lr)
+    search = Search("er", "split-mnist-5k", tmp_path, {})
+    tried(tune(search, 2, jobs=1))
+    written = search.best_file.read_text("utf-8")
+    search.best_file.unlink()
+    assert tried(tune(search, 2, jobs=1)) == []
+    assert search.best_file.read_text("utf-8") == written
+
+
+def test_what_is_tried_does_not_depend_on_how_many_calls_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch, lambda spec: spec.lr)
+    once, often = (Search("er-mir", "split-mnist-5k", tmp_path / name, {}) for name in ("once", "often"))
+    chosen = [trial.chosen for trial in tried(tune(once, 8, jobs=1))]
+    assert chosen == [trial.chosen for count in (3, 8) for trial in tried(tune(often, count, jobs=1))]
+
+
 def test_options_of_a_method_go_into_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_runs(monkeypatch, lambda spec: 0.5)
     search = Search("gen-mir", "split-mnist", tmp_path, {})
@@ -97,9 +136,12 @@ def test_options_of_a_method_go_into_their_table(tmp_path: Path, monkeypatch: py
     assert resolve("gen-mir", "split-mnist", values).options["mir_on"] == found.chosen["mir_on"]
 
 
-def test_a_hopeless_trial_is_given_up_after_its_first_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("jobs", [1, 2, 8])
+def test_a_hopeless_trial_is_given_up_after_its_first_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
+) -> None:
     ran = fake_runs(monkeypatch, lambda spec: 0.9 if len(ran) <= 9 else 0.1)
-    found = tried(tune(Search("er", "split-mnist-5k", tmp_path, {}), 5, jobs=1))
+    found = tried(tune(Search("er", "split-mnist-5k", tmp_path, {}), 5, jobs=jobs))
     assert [trial.state for trial in found] == ["complete"] * 3 + ["pruned"] * 2
     assert len(ran) == 3 * 3 + 2
 

@@ -143,7 +143,7 @@ def test_the_charts_have_the_data(browser, place, method):
     drops = [[m[task:, task].max() - m[-1, task] for task in range(3)] for m in measured]
     assert lost[:, 0] == pytest.approx(100 * np.mean(drops, axis=0), abs=1e-3)
     final = 100 * np.mean([metrics.average_accuracy(m) for m in measured])
-    for kind in ("cost-seconds", "cost-forward_passes"):
+    for kind in ("cost-cpu_seconds", "cost-forward_passes"):
         assert chart_values(browser, kind, method)[:, 0] == pytest.approx([final], abs=1e-3)
     for numbers in (seen, lost):  # higher numbers stand higher, in proportion
         slope, _ = np.polyfit(numbers[:, 0], numbers[:, 1], 1)

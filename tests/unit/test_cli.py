@@ -115,6 +115,13 @@ def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> N
     assert code == 0
     (key,) = json.loads(out)["methods"]["er"]["runs"]
     assert json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["lr"] == 0.03
+    seeds = []
+    with open(tmp_path / "mine.toml", "a", encoding="utf-8") as file:
+        file.write("seed = 3\n")
+    for more in ((), ("--seeds", "2"), ("--first-seed", "1", "--seeds", "1")):
+        _, out, _ = rehearse_command("run", "--spec", "mine.toml", *more, "--json", "--jobs", "1")
+        seeds.append(json.loads(out)["seeds"])
+    assert seeds == [[3], [0, 1], [1]]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +160,8 @@ def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> N
         (("run", "finetune", "--trace"), "finetune does not use trace"),
         (("run", "gem", "--task-free"), "gem needs tasks"),
         (("run", "er", "--spec", "nowhere.toml"), "neither a file nor a named spec"),
+        (("run", "er-mir", "--candidates", "5", "--budget", "50"), "5 candidates are fewer than the 50"),
+        (("run", "gen-mir", "--mir-on", "neither"), "mir_on is 'neither'"),
         (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
         (("run", "er", "--address", "auto"), "--address is of --engine ray"),
         (("show", "abc"), "there is no run 'abc' in runs"),

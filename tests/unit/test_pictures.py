@@ -36,6 +36,7 @@ pytest.importorskip("jinja2")
             sorted(
                 [f"task-0{task}-imagined" for task in (1, 2, 3, 4, 5)]
                 + [f"task-0{task}-retrieved" for task in (2, 3, 4, 5)]
+                + [f"task-0{task}-reconstructed" for task in (1, 2, 3, 4, 5)]
             ),
         ),
         (

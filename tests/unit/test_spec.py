@@ -135,6 +135,31 @@ def test_spec_files(tmp_path: Path) -> None:
         load_spec_values("nothing-of-the-kind")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        'task_free = "no"',
+        'exclude_current_task = "no"',
+        "options = 3",
+        "options = [1]",
+        "network = [3]",
+        "precision = [3]",
+        "class_order = 3",
+        'class_order = ["a"]',
+        'method = ["er"]',
+        'stream = ["a"]',
+        "criterion = 1",
+        "batchnorm = true",
+        "[options]\nalpha = 2020-01-01",
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "wrong.toml").write_text(line, "utf-8")
+    usual = {"method": "der", "stream": "split-mnist"}
+    with pytest.raises(InvalidInput):
+        Spec(**(usual | load_spec_values(str(tmp_path / "wrong.toml"))))
+
+
 def test_named_specs_name_their_stream() -> None:
     for name, values in named_specs().items():
         assert "stream" in values, name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import re
 from typing import Any
 
 import pytest
@@ -298,9 +299,36 @@ def test_the_page_counts_verdicts_and_cpu_hours() -> None:
     within = sum(line.judgement == "within" for line in found[0].lines)
     assert within >= 2
     assert f"within {within}" in page
-    assert "took 0.0 CPU hours" in page  # 7 runs of 10 s
     assert "## table1" in page
     assert "(figures/figure4.svg)" in page
+
+
+def test_what_several_tables_show_is_counted_once_on_the_page() -> None:
+    results = [result | {"cost": result["cost"] | {"cpu_seconds": 3600.0}} for result in table1_results()]
+    alone, twice = (
+        reproduction_page([outcome(TARGETS[name], Results(results)) for name in names], {})
+        for names in (("table1",), ("table1", "learning-rate"))
+    )
+    assert f"took {len(results)}.0 CPU hours" in alone
+    assert f"took {len(results)}.0 CPU hours" in twice
+    within = re.compile(r"within (\d+)")
+    counted = [int(within.search(page.split("Verdicts, ")[1])[1]) for page in (alone, twice)]  # type: ignore[index]
+    assert counted[0] == counted[1]
+    shown = [line for line in outcome(TARGETS["learning-rate"], Results(results)).lines if line.judgement == "within"]
+    assert shown  # and the other table does repeat some
+
+
+def test_stale_seeds_are_those_that_are_asked_for() -> None:
+    old = [dataclasses.replace(SPEC_ER.spec(seed), method_version=0) for seed in range(9)]
+    found = Results([made_result(spec) for spec in old])
+    (line, *_) = [line for line in outcome(TARGETS["table1"], found, 2).lines if line.entry == SPEC_ER]
+    assert (line.judgement, line.stale) == ("stale", 2)
+
+
+def test_results_of_methods_and_streams_that_are_gone_cost_nothing() -> None:
+    gone = [dataclasses.replace(SPEC_ER.spec(0), **{name: "gone"}) for name in ("method", "stream")]
+    costs = Costs([made_result(spec) for spec in gone])
+    assert not costs.estimate(SPEC_ER.spec(0)).measured
 
 
 def test_costs_are_those_of_the_same_setting_then_of_the_like_then_a_guess() -> None:

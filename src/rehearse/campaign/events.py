@@ -47,6 +47,8 @@ class Failed:
     detail: str = ""
     damaged: bool = False
     """Whether it was not tried at all, for a file in the place of its result that is none."""
+    interrupted: bool = False
+    """Whether it was ended from outside, so that the same command may go on with it."""
 
 
 Event = Started | Advanced | Told | Finished | Failed

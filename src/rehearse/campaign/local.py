@@ -16,9 +16,9 @@ from typing import Any
 from ..errors import InvalidInput, RehearseError
 from ..experiment import Progress, Settings, Stopped
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, look_up, of_progress
+from .events import Event, Failed, Finished, Started, Told, look_up, of_progress
 from .store import Store, StoreError
-from .work import carry_out
+from .work import BUSY, Busy, carry_out
 
 PROGRESS_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # for a run that is told to stop: it ends the step it is at, and writes its checkpoint
@@ -56,6 +56,7 @@ class _Workers:
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["rehearse.campaign.work"])
         self.running: dict[Connection, tuple[Spec, Any]] = {}
+        self.busy: set[str] = set()
 
     def run(self, waiting: list[Spec]) -> Iterator[Event]:
         queue = list(reversed(waiting))
@@ -67,7 +68,7 @@ class _Workers:
                     yield Started(spec)
                 for channel in wait(list(self.running), timeout=1.0):
                     assert isinstance(channel, Connection)
-                    yield from self._hear(channel)
+                    yield from self._hear(channel, queue)
         finally:
             self._end()
 
@@ -78,13 +79,14 @@ class _Workers:
         there.close()
         self.running[here] = (spec, process)
 
-    def _hear(self, channel: Connection) -> Iterator[Event]:
+    def _hear(self, channel: Connection, queue: list[Spec]) -> Iterator[Event]:
         spec, process = self.running[channel]
         try:
             kind, content = channel.recv()
         except (EOFError, OSError):
             self._forget(channel)
-            yield Failed(spec, f"{_how_it_ended(process.exitcode)}; the same command goes on from its checkpoint")
+            error = f"{_how_it_ended(process.exitcode)}; the same command goes on from its checkpoint"
+            yield Failed(spec, error, interrupted=True)
             return
         if kind == "progress":
             yield of_progress(spec, content)
@@ -94,6 +96,11 @@ class _Workers:
             yield Finished(spec, content)
         elif kind == "unwritable":
             raise StoreError(content)
+        elif kind == "busy":
+            queue.insert(0, spec)  # after all the others
+            if spec.key not in self.busy:
+                self.busy.add(spec.key)
+                yield Told(spec, BUSY)
         else:
             yield Failed(spec, *content)
 
@@ -146,7 +153,7 @@ def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> Non
         nonlocal said
         if stop:
             raise Stopped
-        if time.monotonic() - said >= PROGRESS_SECONDS or progress.accuracy is not None or progress.note is not None:
+        if time.monotonic() - said >= PROGRESS_SECONDS or progress.evaluated or progress.note is not None:
             said = time.monotonic()
             try:
                 channel.send(("progress", progress))
@@ -160,6 +167,8 @@ def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> Non
             pass
         except StoreError as problem:
             channel.send(("unwritable", str(problem)))
+        except Busy:
+            channel.send(("busy", None))
         except RehearseError as problem:
             channel.send(("failed", (str(problem), "")))
         except Exception as problem:

@@ -17,9 +17,9 @@ from typing import Any
 from ..errors import InvalidInput, MissingExtra, RehearseError
 from ..experiment import Progress, Settings
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, look_up, of_progress
+from .events import Event, Failed, Finished, Started, Told, look_up, of_progress
 from .store import Store, StoreError
-from .work import carry_out
+from .work import BUSY, Busy, carry_out
 
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
@@ -99,6 +99,7 @@ class _Cluster:
         )
         self.given: dict[Any, Spec] = {}
         self.started: set[str] = set()
+        self.busy: set[str] = set()
 
     def run(self, waiting: list[Spec]) -> Iterator[Event]:
         queue = list(reversed(waiting))
@@ -110,7 +111,7 @@ class _Cluster:
                 done, _ = self.ray.wait(list(self.given), timeout=PROGRESS_SECONDS)
                 yield from self._heard()
                 for task in done:
-                    yield from self._ended(task)
+                    yield from self._ended(task, queue)
         finally:
             for task in self.given:
                 self.ray.cancel(task, force=True)
@@ -128,7 +129,7 @@ class _Cluster:
                 if progress is not None:
                     yield of_progress(specs[key], progress)
 
-    def _ended(self, task: Any) -> Iterator[Event]:
+    def _ended(self, task: Any, queue: list[Spec]) -> Iterator[Event]:
         spec = self.given.pop(task)
         try:
             kind, content = self.ray.get(task)
@@ -138,10 +139,17 @@ class _Cluster:
             return
         except self.ray.exceptions.RayError as problem:
             first = str(problem).strip().splitlines()[0]
-            yield Failed(spec, f"its worker or node died {RETRIES + 1} times ({first}); the same command goes on")
+            error = f"its worker or node died {RETRIES + 1} times ({first}); the same command goes on"
+            yield Failed(spec, error, interrupted=True)
             return
         if kind == "unwritable":
             raise StoreError(content)
+        if kind == "busy":
+            queue.insert(0, spec)  # after all the others
+            if spec.key not in self.busy:
+                self.busy.add(spec.key)
+                yield Told(spec, BUSY)
+            return
         if kind == "failed":
             yield Failed(spec, *content)
             return
@@ -170,6 +178,8 @@ def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, A
         return "finished", carry_out(spec, Store(root), settings, tell)
     except StoreError as problem:
         return "unwritable", str(problem)
+    except Busy:
+        return "busy", None
     except RehearseError as problem:
         return "failed", (str(problem), "")
     except Exception as problem:

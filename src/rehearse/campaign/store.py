@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +23,8 @@ from ..spec import Spec
 from ..streams import STREAMS
 
 Status = Literal["done", "stale", "started", "missing"]
+OnDamaged = Callable[[DataError], None]
+KEY = re.compile(r"[0-9a-f]{16}")
 
 
 class StoreError(RehearseError, OSError):
@@ -74,32 +78,63 @@ class Store:
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
 
-    def results(self) -> Iterator[dict[str, Any]]:
-        """Every result there is, by key."""
+    def results(self, on_damaged: OnDamaged | None = None) -> Iterator[dict[str, Any]]:
+        """Every result there is, by key; a file that is none is told and left out, or refused where nobody listens."""
         for path in sorted(self.root.glob("*.json")):
-            if len(path.stem) == 16 and all(character in "0123456789abcdef" for character in path.stem):
-                yield read_result(path)
+            if KEY.fullmatch(path.stem):
+                try:
+                    yield read_result(path)
+                except DataError as problem:
+                    if on_damaged is None:
+                        raise
+                    on_damaged(problem)
 
 
-def results_in(roots: Iterable[Path]) -> Iterator[dict[str, Any]]:
+def results_in(roots: Iterable[Path], on_damaged: OnDamaged | None = None) -> Iterator[dict[str, Any]]:
     """Every result of several directories, each key once; the first directory that has it counts."""
     seen: set[str] = set()
     for root in roots:
-        for result in Store(root).results():
+        for result in Store(root).results(on_damaged):
             if result["key"] not in seen:
                 seen.add(result["key"])
                 yield result
 
 
 def read_result(path: Path) -> dict[str, Any]:
+    """The result in a file; whatever is computed from results is checked here, so that the rest may rely on it."""
     try:
         result = json.loads(path.read_text("utf-8"))
         spec = Spec.from_dict(result["spec"])
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, InvalidInput) as problem:
+        _check_numbers(result)
+    except (
+        OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError,
+        KeyError, TypeError, AttributeError, ValueError, InvalidInput,
+    ) as problem:  # fmt: skip
         raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
     if spec.key != path.stem or result.get("key") != spec.key:
         raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")
     return dict(result)
+
+
+def _check_numbers(result: Mapping[str, Any]) -> None:
+    """Metrics, cost and the accuracy matrix are numbers of the kind that they should be."""
+    metrics, cost, matrix = result["metrics"], result["cost"], result["matrices"]["test"]
+    numbers = [*metrics.values(), *cost.values(), *(entry for row in matrix for entry in row)]
+    square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
+    if not square or not all(value is None or _is_number(value) for value in numbers):
+        raise ValueError("its accuracy matrix, metrics or cost are no numbers")
+    if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds")):
+        raise ValueError("its cost is no number")
+    if metrics["accuracy"] is not None and not 0 <= metrics["accuracy"] <= 1:
+        raise ValueError("an accuracy is a fraction")
+    metrics["forgetting"]
+    for name in ("environment", "report", "treatments"):
+        if not isinstance(result.get(name, {}), dict):
+            raise TypeError(f"its {name} is no table")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_stale(spec: Spec) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from ..errors import DataError, InvalidInput, MissingExtra
+from ..errors import DataError, InvalidInput, MissingExtra, RehearseError
 from ..experiment import Settings
 from ..files import write_whole
 from ..methods import resolve
@@ -26,6 +26,7 @@ from .store import Store
 from .work import locked
 
 SEEDS = 3  # a setting, as in the published search
+STARTUP = 3  # settings that are tried to their end before any is given up
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def tune(
 ) -> Iterator[Event | Tried]:
     """Try settings until ``trials`` of them have been tried, those of earlier calls included; writes the best.
 
-    After each handful of seeds a trial that lies below the median of the others at that point is given up.
+    A trial whose first seeds lie below the median of the others at that point is given up. Its first seed goes alone
+    once there are others to hold it against, however many may run at a time.
     """
     optuna = import_optuna()
     if trials < 1 or search.seeds < 1:
@@ -85,7 +87,11 @@ def tune(
     jobs = cores() if jobs is None else jobs
     with locked(search.out / f"{search.name}.lock", patience=0):
         study = _open(optuna, search)
+        _write_best(optuna, study, search)  # a call before this one may have been killed before it could
         while len(_tried(optuna, study)) < trials:
+            # what comes next depends on what was tried, and on nothing else
+            made = len(study.get_trials(deepcopy=False))
+            study.sampler = optuna.samplers.TPESampler(seed=made, n_startup_trials=5)
             trial = study.ask()
             chosen = {name: trial.suggest_categorical(name, list(values)) for name, values in _space(search).items()}
             yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs)
@@ -112,14 +118,12 @@ def _open(optuna: Any, search: Search) -> Any:
     storage = optuna.storages.JournalStorage(journal)
     study = optuna.create_study(
         study_name=_identity(search), storage=storage, direction="maximize", load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
     )  # fmt: skip
     for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         if trial.params:
             study.enqueue_trial(trial.params)
-    # what comes next depends on what was tried, and on nothing else
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)), n_startup_trials=5)
     return study
 
 
@@ -144,26 +148,31 @@ def _try(
     settings: Settings,
     jobs: int,
 ) -> Iterator[Event | Tried]:
-    specs, values = search.specs(chosen), list[float]()
-    for start in range(0, len(specs), jobs):
-        for event in run_all(specs[start : start + jobs], store, settings, jobs):
+    specs, values = search.specs(chosen), dict[int, float]()
+    while len(values) < len(specs):
+        alone = not values and len(_tried(optuna, study)) >= STARTUP
+        handful = specs[len(values) :][: 1 if alone else jobs]
+        for event in run_all(handful, store, settings, jobs):
             yield event
             if isinstance(event, Failed) and event.damaged:
                 raise DataError(event.error)  # nothing was tried
+            if isinstance(event, Failed) and event.interrupted:
+                raise RehearseError(event.error)  # the trial stays open, and is tried again
             if isinstance(event, Failed):
                 trial.set_user_attr("error", event.error)
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
                 yield Tried(trial.number, chosen, None, "failed", event.error)
                 return
             if isinstance(event, Finished):
-                values.append(_validation(event.result))
-        trial.report(fmean(values), len(values))
+                values[event.spec.seed] = _validation(event.result)
+        for count in range(len(values) - len(handful) + 1, len(values) + 1):
+            trial.report(fmean(values[seed] for seed in range(count)), count)
         if len(values) < len(specs) and trial.should_prune():
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            yield Tried(trial.number, chosen, fmean(values), "pruned")
+            yield Tried(trial.number, chosen, fmean(values.values()), "pruned")
             return
-    study.tell(trial, fmean(values))
-    yield Tried(trial.number, chosen, fmean(values), "complete")
+    study.tell(trial, fmean(values.values()))
+    yield Tried(trial.number, chosen, fmean(values.values()), "complete")
 
 
 def _validation(result: Mapping[str, Any]) -> float:

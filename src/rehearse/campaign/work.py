@@ -16,12 +16,15 @@ from ..experiment import Progress, Settings, execute
 from ..spec import Spec
 from .store import Store, unwritable
 
-LOCK_SECONDS = 60.0  # a process whose parent was killed needs a moment to notice
+LOCK_SECONDS = 5.0  # a process whose parent was killed needs a moment to notice
 DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
 
 
 class Busy(RehearseError):
-    """Another process carries this run out."""
+    """Another process carries this run out. A campaign turns to its other runs, and comes back to it."""
+
+
+BUSY = "another process carries this run out; its result is waited for"
 
 
 def carry_out(

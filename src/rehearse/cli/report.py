@@ -9,7 +9,7 @@ import typer
 
 from ..report import page
 from ..report.runs import find_runs
-from .console import output
+from .console import output, tell_damaged
 
 
 def report(
@@ -22,6 +22,6 @@ def report(
     title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
 ) -> None:
     """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""
-    found = find_runs(runs or [], out)
+    found = find_runs(runs or [], out, tell_damaged)
     page.write(found, page_file, title)
     output.print(f"{len(found)} runs are on {page_file}", soft_wrap=True, highlight=False, markup=False)

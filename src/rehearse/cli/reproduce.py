@@ -33,7 +33,7 @@ from ..report.reproduction import (
     reproduction_page,
 )
 from ..spec import Spec
-from .console import errors, output
+from .console import errors, output, tell_damaged
 from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
 PICTURES = "pictures"  # where runs that draw are, within OUT
@@ -80,14 +80,14 @@ def reproduce(
     if from_results is None:
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs)
-        earlier = Results(results_in([out]))
+        earlier = Results(results_in([out], tell_damaged))
         tried = {event.spec.key for event in failed}
         specs = [with_precision(spec) for target in chosen for spec in to_run(target, earlier, seeds)]
         specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
         failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
     else:
         _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
-    results = Results(_results_in(from_results) if from_results else results_in([out]))
+    results = Results(_results_in(from_results) if from_results else results_in([out], lambda _: None))
     found = [outcome(target, results, seeds) for target in chosen]
     if fill is not None:
         write_whole(fill, filled(fill.read_text("utf-8"), found))
@@ -103,9 +103,9 @@ def reproduce(
 def _results_in(places: list[Path]) -> list[dict[str, Any]]:
     """The results of directories that somebody named: one without any is a slip, not an empty table."""
     for place in places:
-        if next(Store(place).results(), None) is None:
+        if next(Store(place).results(lambda _: None), None) is None:
             raise InvalidInput(f"there is no result in {place}; give a directory that `rehearse` wrote results to")
-    return list(results_in(places))
+    return list(results_in(places, tell_damaged))
 
 
 def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
@@ -139,18 +139,19 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
 
 
 def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
-    results = list(results_in(places))
+    results = list(results_in(places, tell_damaged))
     done = {result["key"] for result in results}
-    drawn = {result["key"] for result in results_in([place / PICTURES for place in places])}
+    drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
     costs, found = Costs(results), Results(results)
     rows: list[Forecast] = []
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
     for target in targets:
+        specs = {spec.key: spec for spec in map(with_precision, to_run(target, found, seeds))}
+        to_come = {key: spec for key, spec in specs.items() if key not in done}
         # a figure that is a picture needs a run that draws it, whatever results there are
-        needed, there = (target.specs(1), drawn) if target.pictures else (to_run(target, found, seeds), done)
-        specs = {spec.key: spec for spec in map(with_precision, needed)}
-        to_come = {key: spec for key, spec in specs.items() if key not in there}
+        to_draw = {spec.key: spec for spec in map(with_precision, target.specs(1)) if target.pictures}
+        specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
         everything |= specs
         lacking |= to_come
         missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from ..campaign.store import Store, is_stale, read_result
 from ..errors import InvalidInput
@@ -27,6 +28,7 @@ from .console import errors, output
 from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
 
 DEFAULT_METHODS = ("er", "er-mir")
+SEEDS = 5
 DEFAULT_STREAM = "split-mnist-5k"
 
 
@@ -37,8 +39,11 @@ def run(
     stream: Annotated[
         str | None, typer.Option(help=f"The stream: {', '.join(STREAMS)}. Default: {DEFAULT_STREAM}.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many runs of each method: seeds 0 to N − 1.")] = 5,
-    first_seed: Annotated[int, typer.Option(help="Start counting seeds here.")] = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="How many runs of each method: seeds 0 to N − 1. Default: 5, or the seed that --spec names."),
+    ] = None,
+    first_seed: Annotated[int | None, typer.Option(help="Start counting seeds here (0).")] = None,
     memory: Annotated[
         int | None, typer.Option(help="Memories per class, M in the paper; the capacity is M × number of classes.")
     ] = None,
@@ -106,6 +111,9 @@ def run(
     base = load_spec_values(spec) if spec else {}
     names = methods or ([base["method"]] if "method" in base else list(DEFAULT_METHODS))
     stream = stream or base.get("stream", DEFAULT_STREAM)
+    if seeds is None and first_seed is None and "seed" in base:
+        seeds, first_seed = 1, base["seed"]
+    seeds, first_seed = SEEDS if seeds is None else seeds, first_seed or 0
     if seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
     chosen: dict[str, Any] = {
@@ -187,14 +195,14 @@ def show(
     """One run: its settings, its numbers, and how to rerun it."""
     result = read_result(find_run(run, out))
     spec = Spec.from_dict(result["spec"])
-    table = Table(title=f"{label(spec)} ({spec.key})", show_header=False)
+    table = Table(title=Text(f"{label(spec)} ({spec.key})"), show_header=False)
     for name, value in spec.to_dict().items():
         if value not in (None, {}, ""):
-            table.add_row(name, json.dumps(value))
+            table.add_row(name, Text(json.dumps(value)))
     for name, value in result["metrics"].items():
-        table.add_row(name, "undefined" if value is None else f"{value:.4f}", style="bold")
+        table.add_row(Text(name), "undefined" if value is None else f"{value:.4f}", style="bold")
     for name, value in (result["cost"] | result["environment"]).items():
-        table.add_row(name, f"{value:.1f}" if isinstance(value, float) else str(value), style="dim")
+        table.add_row(Text(name), Text(f"{value:.1f}" if isinstance(value, float) else str(value)), style="dim")
     output.print(table)
     for sentence in search_sentences(result):
         output.print(sentence, soft_wrap=True, highlight=False, markup=False)

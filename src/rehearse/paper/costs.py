@@ -8,7 +8,7 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from ..methods import find_method, resolve
+from ..methods import METHODS, find_method, resolve
 from ..spec import Spec
 from ..streams import STREAMS
 
@@ -47,6 +47,8 @@ class Costs:
         self._alike: dict[tuple[str, str, str], list[float]] = {}
         for result in results:
             spec, seconds = Spec.from_dict(result["spec"]), result["cost"]["cpu_seconds"]
+            if spec.method not in METHODS or spec.stream not in STREAMS:
+                continue  # of an earlier version of the package
             self._same.setdefault(spec.group, []).append(seconds)
             self._alike.setdefault(_kind(spec), []).append(seconds / work(spec))
 

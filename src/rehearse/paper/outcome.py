@@ -120,7 +120,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
         (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
     }
     lines = tuple(
-        _line(entry, metric, runs[entry.row, entry.column], results)
+        _line(entry, metric, runs[entry.row, entry.column], results, seeds)
         for entry in target.entries
         for metric in target.metrics
         if not (metric in entry.cells and entry.cells[metric].printed == "N/A")
@@ -128,11 +128,11 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
     return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, runs)), runs)
 
 
-def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results) -> Line:
+def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results, seeds: int | None) -> Line:
     cell = entry.cells.get(metric)
     if entry.missing is not None:
         return Line(entry, metric, None, cell, "not available")
-    stale = len(results.stale(entry.spec()) - runs.keys())
+    stale = len([seed for seed in results.stale(entry.spec()) - runs.keys() if seeds is None or seed < seeds])
     if not runs:
         return Line(entry, metric, None, cell, "stale" if stale else "not run", stale)
     values = values_of(runs, metric)

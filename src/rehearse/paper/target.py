@@ -44,6 +44,12 @@ class Entry:
         base = named_specs()[self.spec_name] if self.spec_name is not None else {}
         return resolve(self.method, self.stream, base, self.settings, {"seed": seed})
 
+    @property
+    def runs(self) -> str:
+        """What is run for it, and which of its numbers are read; or its name, where that cannot be built."""
+        named = f"{self.method} {self.stream} {self.spec_name} {dict(self.settings)}"
+        return f"{named if self.missing else self.spec().canonical} {self.treatment}"
+
     def alone(self, seed: int = 0) -> Spec:
         """A run with the entry's treatment as its own, for where one training did not report it."""
         spec = self.spec(seed)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..paper.outcome import Difference, Outcome
-from ..paper.target import Entry
 from ..statistics import Summary
 from .reproduction import number
 from .tables import UNDEFINED
@@ -52,19 +51,13 @@ def comparisons(outcome: Outcome) -> Iterator[Comparison]:
     found = {(d.later, d.earlier, d.column, d.metric): d for d in outcome.differences}
     for later, earlier, where, places in target.compared():
         both = [entries[place] for place in places]
-        if _run(both[0]) == _run(both[1]):  # the same numbers of the same runs: nothing to compare
+        if both[0].runs == both[1].runs:  # the same numbers of the same runs: nothing to compare
             continue
         known = {m: found[later, earlier, where, m] for m in target.metrics if (later, earlier, where, m) in found}
         available = all(entry.missing is None for entry in both)
-        runs = (_run(both[0]), _run(both[1]))
+        runs = (both[0].runs, both[1].runs)
         retrieval = (later, earlier) in target.retrievals
         yield Comparison(target.name, later, earlier, where, known, available, retrieval, runs)
-
-
-def _run(entry: Entry) -> str:
-    """What is run for an entry, and which of its numbers are read; or its name, where that cannot be built."""
-    named = f"{entry.method} {entry.stream} {entry.spec_name} {dict(entry.settings)}"
-    return f"{named if entry.missing else entry.spec().canonical} {entry.treatment}"
 
 
 def once(compared: Iterable[Comparison]) -> list[Comparison]:

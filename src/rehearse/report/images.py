@@ -23,12 +23,6 @@ LETTER: Final = (6, 11)  # width and height of a letter of Pillow's built-in fon
 ROWS_EACH: Final = 2  # rows of retrieved inputs for each network, as in Figure 3
 
 
-def samples_figure(samples: Sequence[Tensor], path: Path | str, *, value_range: tuple[float, float] = (0, 1)) -> Path:
-    """The generator's samples after each task, one row a task: `GenerativeReplay.imagine` at the end of each."""
-    rows = [(f"after task {task}", images) for task, images in enumerate(samples, 1)]
-    return write_grid(rows, path, value_range=value_range)
-
-
 def reconstructions_figure(
     x: Tensor,
     reconstructions: Tensor,

@@ -123,7 +123,7 @@ def _charts(rows: Sequence[Row]) -> list[Chart]:
     drawn = [
         charts.seen_chart(rows),
         charts.forgetting_chart(rows),
-        charts.cost_chart(rows, "seconds", "Accuracy against time", "seconds a run", "s"),
+        charts.cost_chart(rows, "cpu_seconds", "Accuracy against time", "CPU seconds a run", "s"),
         charts.cost_chart(
             rows, "forward_passes", "Accuracy against work", "rows passed forward for each incoming row", "passes"
         ),

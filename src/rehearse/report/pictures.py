@@ -8,6 +8,7 @@ come to the same numbers. The files lie in ``OUT/<key>/images``, where the page 
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,18 +46,24 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
         retrieved = _retrieved(learner, step)
         if retrieved is not None:
             retrieved_figure(retrieved, images / f"{name}-retrieved.png", value_range=value_range)
+        _draw_reconstructions(run, batch, learner.reconstruct, images / f"{name}-reconstructed.png")
         return
     if isinstance(learner, AutoencoderReplay):
-        tests = run.stream.evaluation["test"][: batch.task + 1 if isinstance(batch.task, int) else None]
-        x = torch.cat([_tensor(rows.x[:COLUMNS]) for rows in tests])
-        seen, path = _tensor(prepare_for(run.stream.scaling)(x)), images / f"{name}-reconstructed.png"
-        reconstructions_figure(seen, learner.rebuild(x), path, columns=COLUMNS, value_range=value_range)
+        _draw_reconstructions(run, batch, learner.rebuild, images / f"{name}-reconstructed.png")
     if step.recalled is not None:
         prepare = prepare_for(run.stream.scaling)
         recalled = _tensor(prepare(step.recalled.x))[: RECALLED_ROWS * COLUMNS]
         parts = [("incoming", _tensor(prepare(batch.x)))]
         parts += [("recalled", part) for part in torch.split(recalled, COLUMNS)]
         write_grid(parts, images / f"{name}-recalled.png", value_range=value_range)
+
+
+def _draw_reconstructions(run: Run, batch: Batch, rebuilt: Callable[[Tensor], Tensor], path: Path) -> None:
+    """Test inputs of the tasks seen so far, and under each what is left of it."""
+    tests = run.stream.evaluation["test"][: batch.task + 1 if isinstance(batch.task, int) else None]
+    x = torch.cat([_tensor(rows.x[:COLUMNS]) for rows in tests])
+    seen = _tensor(prepare_for(run.stream.scaling)(x))
+    reconstructions_figure(seen, rebuilt(x), path, columns=COLUMNS, value_range=_value_range(run))
 
 
 def draw_figures(run: Run, batch: Batch, step: Step, folder: Path) -> None:

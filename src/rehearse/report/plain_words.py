@@ -92,9 +92,11 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
         ]
         if fits:
             best = max(fits, key=lambda line: line.ours.mean if line.ours else 0.0)
+            variants = [line for line in known if line.entry.column == mir.entry.column and line.entry.row != "ER"]
+            unmade = "" if len(variants) > 1 else " (of plain replay that costs about as much nothing has been run)"
             yield (
                 f"In {outcome.target.name.removeprefix('controls-')}, {mir.entry.column}: {_reached(mir)}; the best "
-                f"plain replay that was run and costs no more: {_reached(best)}."
+                f"plain replay that was run and costs no more: {_reached(best)}{unmade}."
             )
 
 

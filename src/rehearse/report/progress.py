@@ -119,6 +119,8 @@ class _Bars:
     def show(self, event: Event) -> None:
         if isinstance(event, Told):
             self.progress.console.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
+        elif isinstance(event, Started) and event.spec.key in self.bars:
+            pass  # it was put off, and is taken up again
         elif isinstance(event, Started):
             self.bars[event.spec.key] = self.progress.add_task(label(event.spec), total=None, note="")
         elif isinstance(event, Advanced):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..campaign.store import read_result
+from ..campaign.store import KEY, OnDamaged, read_result
 from ..errors import DataError, InvalidInput
 from ..spec import Spec
 
-KEY = re.compile(r"[0-9a-f]{16}")
 TRIALS = "tune"
 
 
@@ -26,14 +23,32 @@ class FinishedRun:
     folder: Path
 
 
-def find_runs(words: Sequence[str], out: Path) -> list[FinishedRun]:
-    """The runs that the words name, each once; without words everything in ``out``."""
+def find_runs(words: Sequence[str], out: Path, on_damaged: OnDamaged | None = None) -> list[FinishedRun]:
+    """The runs that the words name, each once; without words everything in ``out``.
+
+    Where a result lies in several places, one with pictures beside it counts. A file that is no result is refused where
+    it was named itself or nobody listens, and else told and left out.
+    """
     paths: dict[str, Path] = {}
     for path in [path for word in words for path in _paths(word, out)] if words else _inside(out):
-        paths.setdefault(path.stem, path)
-    if not paths:
+        if path.stem not in paths or (_has_pictures(path) and not _has_pictures(paths[path.stem])):
+            paths[path.stem] = path
+    named = {Path(word) for word in words if not Path(word).is_dir()}
+    found: list[FinishedRun] = []
+    for path in paths.values():
+        try:
+            found.append(_read(path))
+        except DataError as problem:
+            if on_damaged is None or path in named:
+                raise
+            on_damaged(problem)
+    if not found:
         raise InvalidInput(f"there is no result in {', '.join(words) or out}; `rehearse run` makes some")
-    return [_read(path) for path in paths.values()]
+    return found
+
+
+def _has_pictures(path: Path) -> bool:
+    return (path.with_suffix("") / "images").is_dir()
 
 
 def find_run(word: str, out: Path) -> Path:
@@ -64,22 +79,5 @@ def _inside(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> FinishedRun:
-    """The run in a file; what a report computes with is checked here, so that the rest may rely on it."""
     result = read_result(path)
-    try:
-        matrix = result["matrices"]["test"]
-        numbers = [*result["metrics"].values(), *result["cost"].values(), *(entry for row in matrix for entry in row)]
-        square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
-        if not square or not all(value is None or _is_number(value) for value in numbers):
-            raise ValueError("its accuracy matrix, metrics or cost are no numbers")
-        accuracy, seconds = result["metrics"]["accuracy"], result["cost"]["seconds"]
-        if not _is_number(seconds) or (accuracy is not None and not 0 <= accuracy <= 1):
-            raise ValueError("an accuracy is a fraction, and seconds are a number")
-        dict(result["environment"])
-    except (KeyError, TypeError, AttributeError, ValueError) as problem:
-        raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
     return FinishedRun(Spec.from_dict(result["spec"]), result, path.with_suffix(""))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
