@@ -3,7 +3,7 @@
 from .batch import Batch
 from .checkpoint import load, save
 from .errors import RehearseError
-from .learners import Finetune, Learner, Replay, Step
+from .learners import AutoencoderReplay, Finetune, GenerativeReplay, Learner, Replay, Step
 from .lookahead import Lookahead
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from .retrieval import MostInterfered, Uniform
@@ -11,9 +11,11 @@ from .retrieval import MostInterfered, Uniform
 __version__ = "0.1.0"
 
 __all__ = [
+    "AutoencoderReplay",
     "Batch",
     "ClassBalancedMemory",
     "Finetune",
+    "GenerativeReplay",
     "Learner",
     "Lookahead",
     "Memory",

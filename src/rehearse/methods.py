@@ -49,6 +49,11 @@ class Method:
     iid_epochs: int = 0
     version: int = 1
 
+    @property
+    def scores(self) -> bool:
+        """Whether it looks for what the coming update interferes with."""
+        return "criterion" in self.uses or "search_steps" in self.options
+
 
 REPLAY = frozenset({"capacity", "updates", "budget", "candidates", "batchnorm", "exclude_current_task"})
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
@@ -190,10 +195,12 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
 
 
 def _check_candidates(values: Mapping[str, Any]) -> None:
-    candidates, budget = values.get("candidates"), values.get("budget")
-    if isinstance(candidates, int) and isinstance(budget, int) and candidates < budget:
+    candidates, budget, copies = values.get("candidates"), values.get("budget"), values["options"].get("copies", 1)
+    if not all(isinstance(value, int) for value in (candidates, budget, copies)):
+        return  # all of them, or nothing that a spec takes
+    if candidates < budget // max(copies, 1):
         raise InvalidInput(
-            f"{candidates} candidates are fewer than the {budget} that are to be recalled of them; "
+            f"{candidates} candidates are fewer than the {budget // copies} that are to be recalled of them; "
             "raise candidates or lower budget"
         )
 

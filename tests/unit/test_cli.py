@@ -124,6 +124,22 @@ def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> N
     assert seeds == [[3], [0, 1], [1]]
 
 
+def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
+    rehearse_command: Command, tmp_path: Path
+) -> None:
+    usual = ("--samples-per-task", "20", "--seeds", "1", "--json", "--jobs", "1")
+    _, out, _ = rehearse_command("run", "er", "er-mir", "--candidates", "20", *usual)
+    keys = {name: method["runs"][0] for name, method in json.loads(out)["methods"].items()}
+    candidates = {
+        name: json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["candidates"]
+        for name, key in keys.items()
+    }
+    assert candidates == {"er": None, "er-mir": 20}
+    _, out, _ = rehearse_command("run", "er", "--candidates", "20", *usual)
+    (key,) = json.loads(out)["methods"]["er"]["runs"]
+    assert json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["candidates"] == 20
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -162,4 +162,6 @@ def unwritable(root: Path, problem: OSError) -> StoreError:
         errno.EEXIST: "it is a file: choose another --out",
         errno.ENOTDIR: "a file is in its way: choose another --out",
     }.get(problem.errno or 0, str(problem))
-    return StoreError(f"cannot write to {root}: {reason}. Earlier results are untouched; the same command goes on.")
+    return StoreError(
+        f"cannot write to {root}: {reason}. Earlier results are untouched, and a command with the same --out goes on."
+    )

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ..streams.datasets import fetch as data
 from .console import errors, output
@@ -27,7 +28,8 @@ def list_(data_dir: DataDir = None) -> None:
     for column in ("name", "what", "where", "how to get it"):
         table.add_column(column, overflow="fold")
     for status in data.list_data(data_dir):
-        table.add_row(status.name, status.title, str(status.place) if status.place else "not here", status.how)
+        where = str(status.place) if status.place else "not here"
+        table.add_row(*(Text(word) for word in (status.name, status.title, where, status.how)))
     output.print(table)
 
 

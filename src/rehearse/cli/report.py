@@ -24,4 +24,5 @@ def report(
     """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""
     found = find_runs(runs or [], out, tell_damaged)
     page.write(found, page_file, title)
-    output.print(f"{len(found)} runs are on {page_file}", soft_wrap=True, highlight=False, markup=False)
+    runs_are = "run is" if len(found) == 1 else "runs are"
+    output.print(f"{len(found)} {runs_are} on {page_file}", soft_wrap=True, highlight=False, markup=False)

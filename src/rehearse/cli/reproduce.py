@@ -95,8 +95,10 @@ def reproduce(
         _write_page(found, write)
     else:
         for one in found:
-            _show(one)
             _write(one, out / "tables")
+        for one in found:
+            _show(one)
+        _say(f"tables and figures are in {out / 'tables'}")
     report_failures(failed)
 
 

@@ -140,9 +140,18 @@ def run(
     if trace and not any("capacity" in find_method(name).uses for name in names):
         raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no rows, of which each has its number")
     options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
+    # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
+    scoring = {name for name in names if find_method(name).scores}
+    unscored = {name: value for name, value in chosen.items() if name != "candidates"} if scoring else chosen
     specs = {
         name: [
-            resolve(name, stream, base, chosen, {"options": _of(name, options, names)}, {"seed": seed})
+            resolve(
+                name,
+                stream,
+                base,
+                chosen if name in scoring else unscored,
+                {"options": _of(name, options, names), "seed": seed},
+            )
             for seed in range(first_seed, first_seed + seeds)
         ]
         for name in dict.fromkeys(names)
@@ -164,8 +173,9 @@ def run(
     events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
     finished, failed = follow(events, everything, out)
-    kept = sum(event.again for event in finished)
-    if kept and (trace or images):
+    again = [Store(out).folder(event.spec) for event in finished if event.again]
+    kept = len([folder for folder in again if trace or (images and not (folder / "images").is_dir())])
+    if kept:
         sentence = (
             f"{kept} of these runs had a result already and were not run again: they are neither traced nor drawn; "
         )
@@ -213,7 +223,7 @@ def show(
 
 def methods() -> None:
     """The methods, and the options of their own that --option sets."""
-    table = Table()
+    table = Table(caption="options with their defaults; the settings of a stream may say otherwise")
     for column in ("method", "what it does", "options of its own"):
         table.add_column(column, overflow="fold")
     for name, method in METHODS.items():
