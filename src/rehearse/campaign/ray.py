@@ -17,9 +17,9 @@ from typing import Any
 from ..errors import InvalidInput, MissingExtra, RehearseError
 from ..experiment import Progress, Settings
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, Told, look_up, of_progress
+from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
 from .store import Store, StoreError
-from .work import BUSY, Busy, carry_out
+from .work import Busy, carry_out
 
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
@@ -145,10 +145,7 @@ class _Cluster:
         if kind == "unwritable":
             raise StoreError(content)
         if kind == "busy":
-            queue.insert(0, spec)  # after all the others
-            if spec.key not in self.busy:
-                self.busy.add(spec.key)
-                yield Told(spec, BUSY)
+            yield from put_off(spec, queue, self.busy)
             return
         if kind == "failed":
             yield Failed(spec, *content)

@@ -24,9 +24,6 @@ class Busy(RehearseError):
     """Another process carries this run out. A campaign turns to its other runs, and comes back to it."""
 
 
-BUSY = "another process carries this run out; its result is waited for"
-
-
 def carry_out(
     spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None] | None = None
 ) -> dict[str, Any]:
