@@ -29,7 +29,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
         "passes: rows passed forward for each incoming row",
     )
     mixed = len({name for method in comparison["methods"].values() for name in method["precisions"]}) > 1
-    columns = ["accuracy", "median", "forgetting", "pooled", "n", "CPU s", "passes"]
+    columns = ["accuracy", "median", "forgetting", "pooled", "n", "seconds", "CPU s", "steps/s", "passes"]
     table.add_column("method")
     for column in [*columns, *(["precision"] if mixed else [])]:
         table.add_column(column, justify="right")
@@ -41,7 +41,9 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
             percent(method["forgetting"]),
             UNDEFINED if method["pooled_accuracy"] is None else f"{100 * method['pooled_accuracy']['mean']:.1f}",
             str(len(method["runs"])),
+            number(method["seconds"]),
             number(method["cpu_seconds"]),
+            number(method["steps_per_second"], digits=0),
             number(method["forward_passes"]),
         ]
         table.add_row(name, *cells, *([", ".join(method["precisions"])] if mixed else []))
