@@ -97,6 +97,22 @@ def test_a_result_whose_numbers_are_none_is_refused(tmp_path, change):
         find_runs([str(path)], tmp_path)
 
 
+def test_a_crowded_section_begins_with_the_methods_and_keeps_its_variants_aside(tmp_path):
+    usual = [Spec(method=name, stream="s") for name in ("finetune", "er", "er-mir")]
+    variants = [Spec(method="er", stream="s", lr=0.1 * n) for n in range(1, 8)]
+    for spec in (*usual[:1], *variants, usual[2]):
+        put(tmp_path, spec, matrix_of(0.7, 0.1, 0))
+    (section,) = sections(find_runs([], tmp_path))
+    assert len(section.rows) == 9
+    assert section.aside == {row.label for row in section.rows if row.spec.method == "er"}
+    text = page.render(find_runs([], tmp_path))
+    assert text.count(" data-aside ") == 7 * text.count('class="legend"')
+    assert "7 variants" in text
+    (tmp_path / f"{variants[0].key}.json").unlink()
+    (section,) = sections(find_runs([], tmp_path))
+    assert not section.aside  # as many rows as colours: nothing is left out
+
+
 def test_of_two_places_that_hold_a_run_the_one_with_pictures_counts(tmp_path):
     spec = Spec(method="er", stream="s")
     put(tmp_path / "runs", spec, matrix_of(0.7, 0.1, 0))

@@ -62,6 +62,13 @@ class Section:
     def comparison(self) -> dict[str, Any]:
         return compare({row.label: [run.result for run in row.runs] for row in self.rows})
 
+    @cached_property
+    def aside(self) -> frozenset[str]:
+        """Rows that charts leave out until they are asked for: variants, where there are more rows than colours."""
+        variants = frozenset(row.label for row in self.rows if not _is_plain(row.label))
+        crowded = len(self.rows) > STYLES and len(self.rows) - len(variants) > 1
+        return variants if crowded else frozenset()
+
     @property
     def warnings(self) -> list[str]:
         return low_ceilings(self.comparison)
@@ -69,6 +76,12 @@ class Section:
     @property
     def runs(self) -> int:
         return sum(len(row.runs) for row in self.rows)
+
+
+def _is_plain(label: str) -> bool:
+    """Whether a row is a method as the stream sets it, in whatever precision."""
+    name, _, notes = label.partition(" (")
+    return name in METHODS and (not notes or notes.startswith("precision "))
 
 
 def sections(runs: Iterable[FinishedRun]) -> list[Section]:

@@ -97,12 +97,15 @@
   });
 
   // --------------------------------------------------------------------------------------------------- series
-  all(".legend button").forEach((button) => button.addEventListener("click", () => {
+  function turn(button) {
     const off = button.getAttribute("aria-pressed") === "true";
     all("[data-series]", button.closest("section"))
       .filter((each) => each.dataset.series === button.dataset.series)
       .forEach((each) => each.matches("button") ? each.setAttribute("aria-pressed", String(!off)) : each.classList.toggle("off", off));
-  }));
+  }
+  all(".legend button").forEach((button) => button.addEventListener("click", () => turn(button)));
+  // A crowded chart begins without its variants.
+  all(".legend button[data-aside]").forEach((button) => { if (button.getAttribute("aria-pressed") === "true") turn(button); });
 
   // ------------------------------------------------------------------------------------------------- commands
   all("button.copy").forEach((button) => button.addEventListener("click", async () => {
