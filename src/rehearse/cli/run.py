@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -193,6 +194,11 @@ def run(
             output.print(differences)
         for sentence in low_ceilings(comparison):
             output.print(sentence)
+        place = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
+        sentence = (
+            f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` tells of the first"
+        )
+        errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for sentence in fallback_sentences(event.result for event in finished):
         errors.print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
     report_failures(failed)
