@@ -195,9 +195,7 @@ def run(
         for sentence in low_ceilings(comparison):
             output.print(sentence)
         place = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
-        sentence = (
-            f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` tells of the first"
-        )
+        sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` tells of the first"
         errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for sentence in fallback_sentences(event.result for event in finished):
         errors.print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
