@@ -75,7 +75,7 @@ def replay(
             loss=loss(spec),
             budget=spec.budget or 10,
             exclude_current_task=spec.exclude_current_task is not False and not all_tasks,
-            batchnorm=spec.batchnorm or "recalibrated",  # type: ignore[arg-type]
+            batchnorm=spec.batchnorm or "clean",  # type: ignore[arg-type]
             **settings(spec, problem),
         )
 

@@ -198,9 +198,10 @@ def _check_candidates(values: Mapping[str, Any]) -> None:
     candidates, budget, copies = values.get("candidates"), values.get("budget"), values["options"].get("copies", 1)
     if not all(isinstance(value, int) for value in (candidates, budget, copies)):
         return  # all of them, or nothing that a spec takes
-    if candidates < budget // max(copies, 1):
+    recalled = budget // max(copies, 1)
+    if candidates < recalled:
         raise InvalidInput(
-            f"{candidates} candidates are fewer than the {budget // copies} that are to be recalled of them; "
+            f"{candidates} candidates are fewer than the {recalled} that are to be recalled of them; "
             "raise candidates or lower budget"
         )
 

@@ -174,6 +174,7 @@ def load_spec_values(name_or_file: str) -> dict[str, Any]:
     for name in ("method", "stream"):
         if not isinstance(values.get(name, ""), str):
             raise InvalidInput(f"{path} is no spec: {name} is {values[name]!r}; it must be a name")
+    _check_whole("seed", values.get("seed", 0), 0)
     if not isinstance(values.get("options", {}), dict):
         raise InvalidInput(
             f"{path} is no spec: options is {values['options']!r}; it must be a table of names and values"

@@ -13,7 +13,6 @@ from own_networks import small_network
 from river import checks, compose, datasets, evaluate, metrics, preprocessing
 from torch import nn
 
-from rehearse import Replay, ReservoirMemory
 from rehearse.adapters.building import build_learner
 from rehearse.adapters.inputs import input_width, widen_inputs
 from rehearse.adapters.river import RehearsalClassifier
@@ -88,8 +87,6 @@ def test_rows_wait_for_a_batch_and_then_make_one_step():
 def test_batch_norm_keeps_its_running_statistics_as_every_row_is_predicted():
     """Elsewhere they are re-estimated from the memory for the first prediction after a step (decision 0044)."""
     assert learned(stream(10)).learner.batchnorm == "clean"
-    model = nn.Linear(2, 2)
-    assert Replay(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(5)).batchnorm == "recalibrated"
 
 
 def test_a_label_that_waits_has_probability_zero_and_then_an_output():

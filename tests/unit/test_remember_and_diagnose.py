@@ -89,7 +89,7 @@ def test_rows_that_could_not_be_replayed_are_refused_and_those_before_stay() -> 
     one.observe(*good)
 
 
-@pytest.mark.parametrize("batchnorm", ["recalibrated", "clean", "published", "joint"])
+@pytest.mark.parametrize("batchnorm", ["auto", "recalibrated", "clean", "published", "joint"])
 def test_what_the_loss_wants_kept_is_kept(batchnorm: str) -> None:
     """As the model says it before there are memories, whose statistics move while they come in."""
     one = learner(loss=DarkExperience(), batchnorm=batchnorm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from rehearse import MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.errors import CheckpointError, InvalidInput
 from rehearse.experiment import Progress, Settings, execute
+from rehearse.learners.replay import ENOUGH
 from rehearse.methods import resolve
 from rehearse.nets import NETWORKS
 from rehearse.paper.outcome import Results, outcome, to_run
@@ -112,16 +114,18 @@ def test_without_batch_norm_and_under_the_others_there_are_no_treatments(digits:
     assert "treatments" not in execute(the_spec("finetune", "published", tasks=1))
 
 
-def learner(batchnorm: Any, retrieval: Any = None) -> Replay:
+def learner(batchnorm: Any, retrieval: Any = None, capacity: int = 12) -> Replay:
     torch.manual_seed(0)
     model = Normed(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Replay(model, optimizer, ReservoirMemory(12), retrieval or MostInterfered(6), budget=3, batchnorm=batchnorm)
+    return Replay(
+        model, optimizer, ReservoirMemory(capacity), retrieval or MostInterfered(6), budget=3, batchnorm=batchnorm
+    )
 
 
-def batches(n: int) -> list[tuple[Tensor, Tensor]]:
+def batches(n: int, size: int = 4) -> list[tuple[Tensor, Tensor]]:
     torch.manual_seed(1)
-    return [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(n)]
+    return [(torch.randn(size, 5), torch.randint(3, (size,))) for _ in range(n)]
 
 
 def test_predictions_are_those_of_the_other_treatments_and_change_nothing() -> None:
@@ -136,6 +140,61 @@ def test_predictions_are_those_of_the_other_treatments_and_change_nothing() -> N
     assert torch.equal(ways["recalibrated"](x), recalibrated.predict(x))
     assert torch.equal(published.scores(x), before)
     assert not torch.equal(before, clean.scores(x))
+
+
+def test_by_default_the_statistics_are_of_the_memory_once_it_holds_enough() -> None:
+    automatic, clean, recalibrated = (learner(way, capacity=2 * ENOUGH) for way in ("auto", "clean", "recalibrated"))
+    x = torch.randn(6, 5)
+    for x_new, y in batches(2 * ENOUGH // 10, 10):
+        for one in (automatic, clean, recalibrated):
+            one.observe(x_new, y)
+        assert not torch.equal(clean.scores(x), recalibrated.scores(x))
+        few = len(automatic.memory) < ENOUGH
+        assert torch.equal(automatic.scores(x), (clean if few else recalibrated).scores(x))
+    assert not few
+    automatic.memory.forget(predicate=lambda rows: torch.ones(len(rows), dtype=torch.bool))
+    assert torch.equal(automatic.scores(x), clean.scores(x))
+    assert inspect.signature(Replay).parameters["batchnorm"].default == "auto"
+
+
+def test_statistics_are_estimated_anew_when_somebody_else_moves_the_model() -> None:
+    one, other = learner("recalibrated"), learner("recalibrated")
+    x = torch.randn(6, 5)
+    for x_new, y in batches(4, 10):
+        one.observe(x_new, y)
+        other.observe(x_new, y)
+    before = one.scores(x)
+    moved = {name: value + 1 for name, value in one.model.state_dict().items() if "weight" in name}
+    for each in (one, other):
+        each.model.load_state_dict(moved, strict=False)
+    assert torch.equal(one.scores(x), other.scores(x))  # whether or not it was asked before
+    assert not torch.equal(one.scores(x), before)
+
+
+@pytest.mark.parametrize("kind", ["frozen", "without statistics", "without a counter"])
+def test_batch_norm_that_cannot_be_estimated_is_left_as_it_is(kind: str) -> None:
+    one, clean = learner("recalibrated"), learner("clean")
+    for each in (one, clean):
+        for module in each.model.modules():
+            if isinstance(module, nn.BatchNorm1d):
+                if kind == "frozen":
+                    module.eval()
+                else:
+                    module.num_batches_tracked = None
+                if kind == "without statistics":
+                    module.running_mean = module.running_var = None
+        for x, y in batches(4, 10):
+            each.observe(x, y)
+    passed = 0
+
+    def count(*_: object) -> None:
+        nonlocal passed
+        passed += 1
+
+    x = torch.randn(6, 5)
+    one.model.register_forward_hook(count)
+    assert torch.equal(one.scores(x), clean.scores(x))
+    assert passed == 1  # no memory passes for nothing
 
 
 def test_while_no_candidate_passed_the_clean_prediction_is_the_own_one() -> None:

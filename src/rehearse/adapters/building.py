@@ -47,7 +47,7 @@ def build_learner(
     budget: Any,
     updates: Any,
     seed: int,
-    batchnorm: BatchNorm = "recalibrated",
+    batchnorm: BatchNorm = "auto",
 ) -> Replay:
     """A learner for that many classes; a network with fewer outputs is grown, one with more keeps the spare ones."""
     _check_choice("optimizer", optimizer, OPTIMIZERS)

@@ -12,8 +12,6 @@ from ..experiment import Progress, Settings, with_precision
 from ..spec import Spec
 from .store import Store
 
-BUSY = "another process carries this run out; its result is waited for"
-
 
 @dataclass(frozen=True)
 class Started:
@@ -60,12 +58,12 @@ def of_progress(spec: Spec, progress: Progress) -> Told | Advanced:
     return Advanced(spec, progress) if progress.note is None else Told(spec, progress.note)
 
 
-def put_off(spec: Spec, queue: list[Spec], told: set[str]) -> Iterator[Told]:
+def put_off(spec: Spec, who: str, queue: list[Spec], told: set[str]) -> Iterator[Told]:
     """A run that another process is at comes after all the others of the queue, which is taken from its end."""
     queue.insert(0, spec)
     if spec.key not in told:
         told.add(spec.key)
-        yield Told(spec, BUSY)
+        yield Told(spec, f"{who}; its result is waited for")
 
 
 def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: list[Spec]) -> Iterator[Event]:

@@ -93,11 +93,11 @@ class _Workers:
             return
         self._forget(channel)
         if kind == "finished":
-            yield Finished(spec, content)
+            yield Finished(spec, content, again=spec.key in self.busy)  # then another process has made it
         elif kind == "unwritable":
             raise StoreError(content)
         elif kind == "busy":
-            yield from put_off(spec, queue, self.busy)
+            yield from put_off(spec, content, queue, self.busy)
         else:
             yield Failed(spec, *content)
 
@@ -164,8 +164,8 @@ def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> Non
             pass
         except StoreError as problem:
             channel.send(("unwritable", str(problem)))
-        except Busy:
-            channel.send(("busy", None))
+        except Busy as problem:
+            channel.send(("busy", str(problem)))
         except RehearseError as problem:
             channel.send(("failed", (str(problem), "")))
         except Exception as problem:

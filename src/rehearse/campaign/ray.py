@@ -145,14 +145,14 @@ class _Cluster:
         if kind == "unwritable":
             raise StoreError(content)
         if kind == "busy":
-            yield from put_off(spec, queue, self.busy)
+            yield from put_off(spec, content, queue, self.busy)
             return
         if kind == "failed":
             yield Failed(spec, *content)
             return
         if self.store.get(spec) is None:  # made where the directory is not ours
             self.store.put(spec, content)
-        yield Finished(spec, content)
+        yield Finished(spec, content, again=spec.key in self.busy)  # then another process has made it
 
 
 def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, Any]:
@@ -175,8 +175,8 @@ def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, A
         return "finished", carry_out(spec, Store(root), settings, tell)
     except StoreError as problem:
         return "unwritable", str(problem)
-    except Busy:
-        return "busy", None
+    except Busy as problem:
+        return "busy", str(problem)
     except RehearseError as problem:
         return "failed", (str(problem), "")
     except Exception as problem:

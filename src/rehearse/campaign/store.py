@@ -118,19 +118,29 @@ def read_result(path: Path) -> dict[str, Any]:
 
 def _check_numbers(result: Mapping[str, Any]) -> None:
     """Metrics, cost and the accuracy matrix are numbers of the kind that they should be."""
-    metrics, cost, matrix = result["metrics"], result["cost"], result["matrices"]["test"]
-    numbers = [*metrics.values(), *cost.values(), *(entry for row in matrix for entry in row)]
-    square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
-    if not square or not all(value is None or _is_number(value) for value in numbers):
-        raise ValueError("its accuracy matrix, metrics or cost are no numbers")
+    cost = result["cost"]
+    _check_judged(result)
+    for treated in result.get("treatments", {}).values():
+        _check_judged(treated)
     if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds")):
         raise ValueError("its cost is no number")
+    if not all(cost[name] is None or _is_number(cost[name]) for name in ("steps_per_second", "forward_passes")):
+        raise ValueError("its cost is no number")
+    if not isinstance(result["environment"], dict) or not isinstance(result.get("report", {}), dict):
+        raise TypeError("its environment or report is no table")
+
+
+def _check_judged(judged: Mapping[str, Any]) -> None:
+    """Of the run itself, or of one of its treatments."""
+    metrics, matrix = judged["metrics"], judged["matrices"]["test"]
+    numbers = [*metrics.values(), *(entry for row in matrix for entry in row)]
+    square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
+    if not square or not all(value is None or _is_number(value) for value in numbers):
+        raise ValueError("its accuracy matrix or metrics are no numbers")
     if metrics["accuracy"] is not None and not 0 <= metrics["accuracy"] <= 1:
         raise ValueError("an accuracy is a fraction")
-    metrics["forgetting"]
-    for name in ("environment", "report", "treatments"):
-        if not isinstance(result.get(name, {}), dict):
-            raise TypeError(f"its {name} is no table")
+    if "forgetting" not in metrics:
+        raise ValueError("it does not tell how much was forgotten")
 
 
 def _is_number(value: Any) -> bool:

@@ -26,6 +26,7 @@ from .store import Store
 from .work import locked
 
 SEEDS = 3  # a setting, as in the published search
+INTERRUPTED = "interrupted"  # by what a setting was ended from outside before: the second time it has failed
 STARTUP = 3  # settings that are tried to their end before any is given up
 
 
@@ -90,8 +91,7 @@ def tune(
         _write_best(optuna, study, search)  # a call before this one may have been killed before it could
         while len(_tried(optuna, study)) < trials:
             # what comes next depends on what was tried, and on nothing else
-            made = len(study.get_trials(deepcopy=False))
-            study.sampler = optuna.samplers.TPESampler(seed=made, n_startup_trials=5)
+            study.sampler = optuna.samplers.TPESampler(seed=len(_tried(optuna, study)), n_startup_trials=5)
             trial = study.ask()
             chosen = {name: trial.suggest_categorical(name, list(values)) for name, values in _space(search).items()}
             yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs)
@@ -123,7 +123,7 @@ def _open(optuna: Any, search: Search) -> Any:
     for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         if trial.params:
-            study.enqueue_trial(trial.params)
+            study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
     return study
 
 
@@ -150,14 +150,16 @@ def _try(
 ) -> Iterator[Event | Tried]:
     specs, values = search.specs(chosen), dict[int, float]()
     while len(values) < len(specs):
-        alone = not values and len(_tried(optuna, study)) >= STARTUP
+        complete = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
+        alone = not values and len(complete) >= STARTUP
         handful = specs[len(values) :][: 1 if alone else jobs]
         for event in run_all(handful, store, settings, jobs):
             yield event
             if isinstance(event, Failed) and event.damaged:
                 raise DataError(event.error)  # nothing was tried
-            if isinstance(event, Failed) and event.interrupted:
-                raise RehearseError(event.error)  # the trial stays open, and is tried again
+            if isinstance(event, Failed) and event.interrupted and INTERRUPTED not in trial.user_attrs:
+                trial.set_user_attr(INTERRUPTED, event.error)
+                raise RehearseError(event.error)  # the trial stays open, and is tried again: once
             if isinstance(event, Failed):
                 trial.set_user_attr("error", event.error)
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)

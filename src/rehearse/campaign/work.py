@@ -58,9 +58,7 @@ def locked(path: Path, patience: float = LOCK_SECONDS) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     file.seek(0)
-                    raise Busy(
-                        f"process {file.read() or 'unknown'} is at work there ({path}); let it finish, or end it"
-                    ) from None
+                    raise Busy(f"process {file.read() or 'unknown'} is at work there ({path})") from None
                 time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))

@@ -60,7 +60,7 @@ def run(
     budget: Annotated[int | None, typer.Option(help="B, the memories that are replayed with each batch.")] = None,
     updates: Annotated[int | None, typer.Option(help="Iterations for each incoming batch.")] = None,
     batchnorm: Annotated[
-        str | None, typer.Option(help="How batch-norm is treated: published, clean, joint or recalibrated.")
+        str | None, typer.Option(help="How batch-norm is treated: published, clean, joint, recalibrated or auto.")
     ] = None,
     include_current_task: Annotated[
         bool, typer.Option("--include-current-task", help="Let memories of the current task be recalled too.")
@@ -142,15 +142,18 @@ def run(
         raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no rows, of which each has its number")
     options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
     # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
-    scoring = {name for name in names if find_method(name).scores}
-    unscored = {name: value for name, value in chosen.items() if name != "candidates"} if scoring else chosen
+    scoring = {name for name in names if find_method(name).scores and "candidates" in find_method(name).uses}
+    base, chosen = dict(base), dict(chosen)
+    candidates_given = {"candidates": (base | chosen)["candidates"]} if "candidates" in base | chosen else {}
+    base.pop("candidates", None), chosen.pop("candidates", None)
     specs = {
         name: [
             resolve(
                 name,
                 stream,
                 base,
-                chosen if name in scoring else unscored,
+                chosen,
+                candidates_given if name in scoring or not scoring else {},
                 {"options": _of(name, options, names), "seed": seed},
             )
             for seed in range(first_seed, first_seed + seeds)

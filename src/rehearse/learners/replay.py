@@ -21,10 +21,11 @@ from ..memory import Memory
 from ..retrieval import MostInterfered, Recall, Retrieval
 from .base import Learner
 from .checks import check_budget, check_not_negative, check_positive, needs_two_rows
-from .statistics import KeptStatistics, recalibrated_statistics
+from .statistics import KeptStatistics, estimated, recalibrated_statistics
 from .step import Step, join, mean_loss, without_task
 
-BatchNorm = Literal["published", "clean", "joint", "recalibrated"]
+BatchNorm = Literal["published", "clean", "joint", "recalibrated", "auto"]
+ENOUGH = 200  # memories to re-estimate statistics from, for "auto"; decision 0044
 Columns = dict[str, Tensor]
 
 
@@ -46,11 +47,12 @@ class Replay(Learner):
     - ``published``: incoming, candidates and recalled rows each move the running statistics, as in the paper's program;
     - ``clean``: candidates leave them alone;
     - ``joint``: incoming and recalled rows pass together, and move them once;
-    - ``recalibrated`` (the default): trained as ``clean``; prediction uses statistics re-estimated from the memory.
-      The first prediction after a step passes up to 1,000 memories for that; who predicts after every step may want
-      ``clean``. The model itself, asked without the learner, has the statistics of ``clean``.
+    - ``recalibrated``: trained as ``clean``; prediction uses statistics re-estimated from the memory. The first
+      prediction after a step passes up to 1,000 memories for that; who predicts after every step may want ``clean``.
+      The model itself, asked without the learner, has the statistics of ``clean``;
+    - ``auto``: ``clean`` until there are 200 memories, and ``recalibrated`` from then on.
 
-    The first, second and last train the same parameters to the bit, as running statistics have no part in training. So
+    All but ``joint`` train the same parameters to the bit, as running statistics have no part in training. So
     ``published`` keeps the statistics of ``clean`` beside its own, and `treatments` predicts as the two others would.
 
     Differs from the authors' program: the best losses of MI-2 are kept by slot, so they stay with their row, start
@@ -71,7 +73,7 @@ class Replay(Learner):
         loss: Any = None,
         replay_weight: float = 1.0,
         exclude_current_task: bool = True,
-        batchnorm: BatchNorm = "recalibrated",
+        batchnorm: BatchNorm = "auto",
         prepare: Callable[[Tree], Tree] | None = None,
         precision: str = "auto",
         clip: float | None = None,
@@ -103,7 +105,7 @@ class Replay(Learner):
             compile_rows=getattr(self.retrieval, "compile_rows", None),
             clip=clip,
         )
-        self._recalibrated: tuple[tuple[int, int, int], dict[str, Tensor]] | None = None
+        self._recalibrated: tuple[tuple[Any, ...], dict[str, Tensor]] | None = None
         self._clean: KeptStatistics | None = None  # until candidates move them, the model's own are the clean ones
         self._predicts_as = batchnorm
 
@@ -219,7 +221,7 @@ class Replay(Learner):
 
     def _take_in(self, known: Batch) -> None:
         """For `remember`: with the model's own statistics, as those of a memory move while it is being filled."""
-        with self._predicting_as("clean" if self.batchnorm == "recalibrated" else self.batchnorm):
+        with self._predicting_as("published" if self.batchnorm == "published" else "clean"):
             super()._take_in(known)
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
@@ -227,11 +229,16 @@ class Replay(Learner):
 
     def _statistics(self) -> dict[str, Tensor] | None:
         """The buffers to predict with, or None for the model's own."""
-        if self._predicts_as == "recalibrated" and len(self.memory) and batchnorms(self.model):
-            return self.recalibrated_statistics()
+        least = {"recalibrated": 2, "auto": ENOUGH}.get(self._predicts_as)  # one row has no variance to estimate
+        if least is not None and len(self.memory) >= least and estimated(self.model):
+            return self._parts().buffers() | self._clean_values() | self.recalibrated_statistics()
         if self._predicts_as != "published" and self._clean is not None:
-            return self._parts().buffers() | self._clean.values
+            return self._parts().buffers() | self._clean_values()
         return None
+
+    def _clean_values(self) -> dict[str, Tensor]:
+        """Where candidates have moved the model's statistics, those that they have not."""
+        return {} if self._clean is None else self._clean.values
 
     def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """A pass that moves the model's own statistics moves the clean ones too."""
@@ -242,9 +249,11 @@ class Replay(Learner):
 
     def recalibrated_statistics(self) -> dict[str, Tensor]:
         """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""
-        now = (self.moves, self.memory.seen, len(self.memory))
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        versions = ((id(tensor), tensor._version) for tensor in tensors)  # somebody else may move the model too
+        now = (self.moves, self.memory.seen, len(self.memory), *versions)
         if self._recalibrated is None or self._recalibrated[0] != now:
-            clean = None if self._clean is None else self._clean.values
+            clean = self._clean_values()
             self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly, clean))
         return self._recalibrated[1]
 

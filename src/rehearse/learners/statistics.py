@@ -16,40 +16,48 @@ from ..memory import Memory
 
 ROWS: Final = 1000
 BATCH: Final = 100
+STATISTICS: Final = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def recalibrated_statistics(
     model: nn.Module,
     memory: Memory,
     forward: Callable[[Tree, dict[str, Tensor]], None],
-    clean: Mapping[str, Tensor] | None = None,
+    clean: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
-    """The model's buffers with batch-norm's statistics as the cumulative average over the memory.
+    """Batch-norm's buffers by name, its statistics being the cumulative average over the memory.
 
     At most 1,000 rows, a fixed draw that is the same every time, in batches of 100. Changes neither the model nor
     any random state: ``forward`` passes rows with the given buffers in place of the model's. Where there is nothing to
     estimate from, they are the model's own, or the ``clean`` ones.
     """
+    names = estimated(model)
     slots = memory.slots()
     order = numpy_generator(0, "recalibrate").permutation(len(slots))[:ROWS]
     rows = memory.get(slots[torch.from_numpy(order)])
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    buffers |= {name: value.clone() for name, value in (clean or {}).items()}
+    buffers |= {name: value.clone() for name, value in clean.items()}
     if len(rows) < 2:  # one row has no variance to estimate
-        return buffers
-    for name, module in model.named_modules():
-        frozen = model.training and not module.training  # left alone in training, so here too
-        if isinstance(module, _BatchNorm) and module.track_running_stats and not frozen:
-            prefix = f"{name}." if name else ""
-            buffers[f"{prefix}running_mean"].zero_()
-            buffers[f"{prefix}running_var"].fill_(1)
-            buffers[f"{prefix}num_batches_tracked"].zero_()
+        return {name: buffers[name] for name in names}
+    for name in names:
+        buffers[name].fill_(1) if name.endswith("running_var") else buffers[name].zero_()
     with torch.no_grad(), scoring_mode(model), _cumulative_average(model):
         for start in range(0, len(rows), BATCH):
             batch = rows.take(torch.arange(start, min(start + BATCH, len(rows))))
             if len(batch) > 1:
                 forward(batch.x, buffers)
-    return buffers
+    return {name: buffers[name] for name in names}
+
+
+def estimated(model: nn.Module) -> list[str]:
+    """The names of the statistics that can be re-estimated: not those of layers that are left alone in training."""
+    return [
+        prefix + name
+        for prefix, module in _named_batchnorms(model)
+        if module.track_running_stats and not (model.training and not module.training)
+        if all(getattr(module, name) is not None for name in STATISTICS)
+        for name in STATISTICS
+    ]
 
 
 @contextlib.contextmanager

@@ -265,9 +265,10 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
 def _verdicts(outcomes: Sequence[Outcome]) -> list[Judgement]:
     """Of every number that is held against a published one, once, though several tables may show it."""
     found = {
-        (line.entry.runs, line.metric, None if line.published is None else line.published.printed): line.judgement
+        (line.entry.runs, line.metric, line.published.number): line.judgement
         for one in outcomes
         for line in one.lines
+        if line.published is not None and line.published.number is not None
     }
     return list(found.values())
 

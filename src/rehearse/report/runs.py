@@ -29,25 +29,25 @@ def find_runs(words: Sequence[str], out: Path, on_damaged: OnDamaged | None = No
     Where a result lies in several places, one with pictures beside it counts. A file that is no result is refused where
     it was named itself or nobody listens, and else told and left out.
     """
-    paths: dict[str, Path] = {}
-    for path in [path for word in words for path in _paths(word, out)] if words else _inside(out):
-        if path.stem not in paths or (_has_pictures(path) and not _has_pictures(paths[path.stem])):
-            paths[path.stem] = path
-    named = {Path(word) for word in words if not Path(word).is_dir()}
-    found: list[FinishedRun] = []
-    for path in paths.values():
+    places = [(path, Path(word).is_dir()) for word in words for path in _paths(word, out)]
+    places = places if words else [(path, True) for path in _inside(out)]
+    found: dict[str, FinishedRun] = {}
+    for path, looked_for in places:
+        if path.stem in found and not (_has_pictures(path) and not _has_pictures(found[path.stem].folder)):
+            continue
         try:
-            found.append(_read(path))
+            found[path.stem] = _read(path)
         except DataError as problem:
-            if on_damaged is None or path in named:
+            if on_damaged is None or not looked_for:
                 raise
             on_damaged(problem)
     if not found:
         raise InvalidInput(f"there is no result in {', '.join(words) or out}; `rehearse run` makes some")
-    return found
+    return list(found.values())
 
 
 def _has_pictures(path: Path) -> bool:
+    """Beside a result file, or in its folder."""
     return (path.with_suffix("") / "images").is_dir()
 
 

@@ -65,7 +65,7 @@ class Section:
     @cached_property
     def aside(self) -> frozenset[str]:
         """Rows that charts leave out until they are asked for: variants, where there are more rows than colours."""
-        variants = frozenset(row.label for row in self.rows if not _is_plain(row.label))
+        variants = frozenset(row.label for row in self.rows if not _is_plain(row.spec))
         crowded = len(self.rows) > STYLES and len(self.rows) - len(variants) > 1
         return variants if crowded else frozenset()
 
@@ -78,10 +78,13 @@ class Section:
         return sum(len(row.runs) for row in self.rows)
 
 
-def _is_plain(label: str) -> bool:
-    """Whether a row is a method as the stream sets it, in whatever precision."""
-    name, _, notes = label.partition(" (")
-    return name in METHODS and (not notes or notes.startswith("precision "))
+def _is_plain(spec: Spec) -> bool:
+    """Whether a method is as its stream sets it, whatever its memory and precision."""
+    if is_stale(spec):
+        return False
+    given = {name: getattr(spec, name) for name in ("capacity", *PROBLEM) if name not in ("stream", "stream_version")}
+    usual = resolve(spec.method, spec.stream, {name: value for name, value in given.items() if value is not None})
+    return usual.group == spec.group
 
 
 def sections(runs: Iterable[FinishedRun]) -> list[Section]:
