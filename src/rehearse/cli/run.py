@@ -143,22 +143,15 @@ def run(
     options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
     # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
     scoring = {name for name in names if find_method(name).scores and "candidates" in find_method(name).uses}
-    base, chosen = dict(base), dict(chosen)
-    candidates_given = {"candidates": (base | chosen)["candidates"]} if "candidates" in base | chosen else {}
-    base.pop("candidates", None), chosen.pop("candidates", None)
+    said = [base, chosen]
+    without = [{field: value for field, value in layer.items() if field != "candidates"} for layer in said]
+    layers = {name: said if name in scoring or not scoring else without for name in names}
     specs = {
         name: [
-            resolve(
-                name,
-                stream,
-                base,
-                chosen,
-                candidates_given if name in scoring or not scoring else {},
-                {"options": _of(name, options, names), "seed": seed},
-            )
+            resolve(name, stream, *layers[name], {"options": _of(name, options, names), "seed": seed})
             for seed in range(first_seed, first_seed + seeds)
         ]
-        for name in dict.fromkeys(names)
+        for name in layers
     }
     if images:
         check_pictures()
