@@ -231,7 +231,7 @@ class Replay(Learner):
         """The buffers to predict with, or None for the model's own."""
         least = {"recalibrated": 2, "auto": ENOUGH}.get(self._predicts_as)  # one row has no variance to estimate
         if least is not None and len(self.memory) >= least and estimated(self.model):
-            return self._parts().buffers() | self._clean_values() | self.recalibrated_statistics()
+            return self.recalibrated_statistics()
         if self._predicts_as != "published" and self._clean is not None:
             return self._parts().buffers() | self._clean_values()
         return None
@@ -248,14 +248,15 @@ class Replay(Learner):
             return super()._forward_prepared(x)
 
     def recalibrated_statistics(self) -> dict[str, Tensor]:
-        """Batch-norm statistics re-estimated from the memory, anew only when model or memory have changed."""
+        """The model's buffers with batch-norm's statistics re-estimated from the memory, anew only when one of the
+        two has changed."""
         tensors = (*self.model.parameters(), *self.model.buffers())
         versions = ((id(tensor), tensor._version) for tensor in tensors)  # somebody else may move the model too
         now = (self.moves, self.memory.seen, len(self.memory), *versions)
         if self._recalibrated is None or self._recalibrated[0] != now:
             clean = self._clean_values()
             self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly, clean))
-        return self._recalibrated[1]
+        return self._parts().buffers() | self._clean_values() | self._recalibrated[1]
 
     def _forward_quietly(self, x: Tree, buffers: dict[str, Tensor]) -> None:
         passed = self._rows_passed
