@@ -15,7 +15,7 @@ from rehearse.paper.target import Entry
 from rehearse.paper.targets import CONTROLS, GROUPS, PARTS, TARGETS, find_targets
 from rehearse.report.comparisons import comparisons, once, side
 from rehearse.report.controls import controls_page
-from rehearse.report.plain_words import SWITCHES, advice, practitioner, researcher
+from rehearse.report.plain_words import SWITCHES, advice, equal_cost, practitioner, researcher
 from rehearse.report.reproduction import settling
 from rehearse.spec import Spec
 from rehearse.statistics import seeds_needed, summary
@@ -206,6 +206,19 @@ def test_the_words_for_the_practitioner_are_those_of_the_numbers() -> None:
     assert advised[recalibrated] == "yes"
     assert "batchnorm-full, ER, recalibrated − published: +5.0 ± 0.2 (n = 3)" in lines[recalibrated][1]
     assert advised[next(words for words in SWITCHES if "joint" in words)] == "not run"
+
+
+def test_cpu_seconds_of_different_processors_are_not_compared() -> None:
+    target = CONTROLS["controls-cost-mnist"]
+    specs = [entry.spec(seed) for entry in target.entries[:2] for seed in (0, 1)]
+    specs += [entry.spec(seed) for entry in target.entries if entry.row == "ER-MIR" for seed in (0, 1)]
+    results = [made_result(spec) for spec in specs]
+    (said,) = equal_cost(outcome(target, Results(results)))
+    assert "costs no more" in said
+    moved = [r | {"environment": r["environment"] | {"cpu_capability": "other"}} for r in results[:2]]
+    (said,) = equal_cost(outcome(target, Results([*moved, *results[2:]])))
+    assert "no verdict on equal cost" in said
+    assert "1 of the 2 ways" in said
 
 
 def test_the_page_shows_every_target_and_what_was_not_run() -> None:

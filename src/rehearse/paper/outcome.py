@@ -86,6 +86,8 @@ class Line:
     cpu_seconds: float | None = None
     precisions: tuple[str, ...] = ()
     undefined: int = 0
+    processors: tuple[str, ...] = ()
+    """The kinds that the runs were made on: CPU seconds of different ones do not compare."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,13 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     costs = [cpu_seconds(result) for result in runs.values()]
     precisions = tuple(sorted({precision_of(Spec.from_dict(result["spec"])) for result in runs.values()}))
     undefined = len(runs) - len(values) if values else 0
-    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined)
+    processors = tuple(sorted({_processor(result) for result in runs.values()}))
+    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined, processors)
+
+
+def _processor(result: Result) -> str:
+    place = result["environment"]
+    return f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}"
 
 
 def _differences(target: Target, runs: Mapping[tuple[str, str], Mapping[int, Result]]) -> Iterable[Difference]:

@@ -85,19 +85,22 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
         return
     known = [line for line in outcome.lines if line.metric == "accuracy" and line.ours and line.cpu_seconds]
     for mir in (line for line in known if line.entry.row == "ER-MIR"):
-        fits = [
-            line
-            for line in known
-            if line is not mir and line.entry.column == mir.entry.column and _cost(line) <= _cost(mir)
-        ]
+        where = f"In {outcome.target.name.removeprefix('controls-')}, {mir.entry.column}"
+        others = [line for line in known if line is not mir and line.entry.column == mir.entry.column]
+        elsewhere = [line for line in others if line.processors != mir.processors]
+        if elsewhere:
+            kinds = " and ".join(dict.fromkeys(line.processors[0] for line in (mir, *elsewhere)))
+            yield (
+                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay were run on another processor than "
+                f"ER-MIR ({kinds}). Accuracies compare, CPU seconds do not: no verdict on equal cost."
+            )
+            continue
+        fits = [line for line in others if _cost(line) <= _cost(mir)]
         if fits:
             best = max(fits, key=lambda line: line.ours.mean if line.ours else 0.0)
-            variants = [line for line in known if line.entry.column == mir.entry.column and line.entry.row != "ER"]
-            unmade = "" if len(variants) > 1 else " (of plain replay that costs about as much nothing has been run)"
-            yield (
-                f"In {outcome.target.name.removeprefix('controls-')}, {mir.entry.column}: {_reached(mir)}; the best "
-                f"plain replay that was run and costs no more: {_reached(best)}{unmade}."
-            )
+            unmade = "" if len(others) > 1 else " (of plain replay that costs about as much nothing has been run)"
+            words = "the best plain replay that was run and costs no more"
+            yield f"{where}: {_reached(mir)}; {words}: {_reached(best)}{unmade}."
 
 
 def _cost(line: Line) -> float:
