@@ -91,7 +91,7 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
         if elsewhere:
             kinds = " and ".join(dict.fromkeys(line.processors[0] for line in (mir, *elsewhere)))
             yield (
-                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay were run on another processor than "
+                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay ran on another processor than "
                 f"ER-MIR ({kinds}). Accuracies compare, CPU seconds do not: no verdict on equal cost."
             )
             continue
