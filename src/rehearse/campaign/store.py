@@ -106,10 +106,7 @@ def read_result(path: Path) -> dict[str, Any]:
         result = json.loads(path.read_text("utf-8"))
         spec = Spec.from_dict(result["spec"])
         _check_numbers(result)
-    except (
-        OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError,
-        KeyError, TypeError, AttributeError, ValueError, InvalidInput,
-    ) as problem:  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as problem:
         raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
     if spec.key != path.stem or result.get("key") != spec.key:
         raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")

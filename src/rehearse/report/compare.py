@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from ..methods import precision_of
+from ..paper.outcome import cpu_seconds
 from ..spec import Spec
 from ..statistics import Summary, paired_difference, summary
 
@@ -65,7 +66,7 @@ def own_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
 
     The seconds of the clock are what they are: they hold whatever else the machine did meanwhile.
     """
-    return {**cost, "cpu_seconds": cost["cpu_seconds"] - (cost.get("treatments_cpu_seconds") or 0.0)}
+    return {**cost, "cpu_seconds": cpu_seconds({"cost": cost})}
 
 
 def _summary(values: Mapping[int, float]) -> dict[str, Any] | None:
