@@ -335,7 +335,7 @@ def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(tmp_path: Pa
     assert told.startswith(f"process {os.getpid()} is at work there")
     assert told.endswith("its result is waited for")
     rest = list(running)
-    assert [event.spec for event in rest if isinstance(event, Finished)] == [busy]
+    assert [(event.spec, event.again) for event in rest if isinstance(event, Finished)] == [(busy, False)]
     assert not any(isinstance(event, Failed) for event in [*events, *rest])
 
 

@@ -89,6 +89,7 @@ class _Workers:
             yield Failed(spec, error, interrupted=True)
             return
         if kind == "progress":
+            self.busy.discard(spec.key)  # the other process is gone, and this one makes the run
             yield of_progress(spec, content)
             return
         self._forget(channel)

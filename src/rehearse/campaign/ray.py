@@ -127,6 +127,7 @@ class _Cluster:
                     self.started.add(key)
                     yield Started(specs[key])
                 if progress is not None:
+                    self.busy.discard(key)  # the other process is gone, and this one makes the run
                     yield of_progress(specs[key], progress)
 
     def _ended(self, task: Any, queue: list[Spec]) -> Iterator[Event]:
