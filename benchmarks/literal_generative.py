@@ -80,15 +80,25 @@ class Vae(nn.Module):
     def generate(self, rows: int) -> Tensor:
         return self.decode(torch.randn(rows, self.latent))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Reconstruction and a sampled KL, both summed over the features and averaged over the rows."""
+    def forward(self, x: Tensor, beta: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss with its KL part weighted, reconstruction, and a sampled KL: sums over features, means over rows.
+
+        All three are made whoever asks for one; densities are those of a log-variance, and summed row by row first.
+        """
         hidden = self.encoder(x.view(len(x), -1))
         mean, variance = self.mean(hidden), F.softplus(self.variance(hidden))
-        z = mean + variance.sqrt() * torch.randn_like(mean)
+        z = torch.randn_like(mean) * variance.sqrt() + mean
         p = self.decode(z).clamp(1e-6, 1 - 1e-6)
-        reconstruction = -(x * p.log() + (1 - x) * (1 - p).log()).sum() / len(x)
-        log_q = -0.5 * (variance.log() + (z - mean) ** 2 / variance)
-        return reconstruction, (log_q + 0.5 * z**2).sum() / len(x)
+        reconstruction = -(x * p.log() + (1 - x) * (1 - p).log()).sum()
+        kl = (log_normal(z, mean, variance.log()) - (-0.5 * z * z).sum(1)).sum()
+        total = reconstruction + beta * kl
+        return total / len(x), reconstruction / len(x), kl / len(x)
+
+
+def log_normal(z: Tensor, mean: Tensor, log_variance: Tensor) -> Tensor:
+    """log N(z) of each row, without the constant that cancels."""
+    distance = (z - mean) * (z - mean) * log_variance.exp().reciprocal()
+    return (-0.5 * (log_variance + distance)).sum(1)
 
 
 def virtual(network: nn.Module, lr: float) -> nn.Module:
@@ -121,6 +131,16 @@ class Literal:
         self.previous = copy.deepcopy(self.classifier).eval(), copy.deepcopy(self.vae).eval()
         self.seen = 0
 
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, y: Tensor) -> None:
+        """Accuracy and both losses of a set, 64 rows at a time."""
+        self.classifier.eval(), self.vae.eval()
+        for rows, labels in zip(x.split(64), y.split(64), strict=True):
+            scores = self.classifier(rows)
+            F.cross_entropy(scores, labels).item(), (scores.argmax(1) == labels).sum().item()
+            self.vae(rows)[0].item()
+        self.classifier.train(), self.vae.train()
+
     def __call__(self, x: Tensor, y: Tensor) -> None:
         self.seen += len(x)
         beta = min(self.seen / self.setting.warmup, 1.0)
@@ -130,13 +150,11 @@ class Literal:
     def _generator_steps(self, x: Tensor, beta: float) -> None:
         replayed: Tensor | None = None
         for update in range(self.setting.updates):
-            reconstruction, divergence = self.vae(x)
-            loss = reconstruction + beta * divergence
+            loss = self.vae(x, beta)[0]
             if self.previous is not None:
                 if update == 0:
                     replayed = self._retrieved(len(x), generator=True)
-                reconstruction, divergence = self.vae(replayed)
-                loss = loss + self.setting.replay_weight * (reconstruction + beta * divergence)
+                loss = loss + self.setting.replay_weight * self.vae(replayed, beta)[0]
             self.by_adam.zero_grad()
             loss.backward()
             self.by_adam.step()
@@ -161,8 +179,8 @@ class Literal:
         if not self.setting.search_steps:
             return old_vae.generate(rows * self.setting.memories).detach()
         moved = virtual(self.vae if generator else self.classifier, self.setting.lr)
-        found: list[Tensor] = []
-        for _ in range(self.setting.memories):
+        found = torch.empty(0, self.setting.latent)
+        for round_ in range(self.setting.memories):
             z = torch.randn(rows, self.setting.latent)
             for _ in range(self.setting.search_steps):
                 z = z.detach().requires_grad_()
@@ -171,14 +189,15 @@ class Literal:
                 entropy = soft(scores.softmax(1), scores)
                 if generator:
                     ahead, before = moved(pictures), old_vae(pictures)
-                    gain = 0.1 * (ahead[1] - before[1]) - entropy
+                    interference = ahead[2] - before[2]
                 else:
-                    gain = 0.1 * soft(scores.softmax(1), moved(pictures)) - entropy
-                for other in found:
-                    gain = gain + F.mse_loss(z, other) / len(found)
+                    interference = soft(scores.softmax(1), moved(pictures))
+                apart = torch.zeros(())
+                for other in range(round_):
+                    apart = apart + F.mse_loss(z, found[other * rows : (other + 1) * rows]) / round_
+                gain = 0.1 * interference + -1.0 * entropy + 1.0 * apart
                 z = z + torch.autograd.grad(gain, z)[0]
-            found.append(z.detach())
-        points = torch.cat(found)
-        if points.isnan().any():
-            points = torch.randn_like(points)
-        return old_vae.decode(points).detach()
+            found = torch.cat([found, z.detach()])
+        if found.isnan().any():
+            found = torch.randn_like(found)
+        return old_vae.decode(found).detach()

@@ -12,18 +12,19 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, in_parts, training_mode
-from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, gradient_of, loss_gradient
+from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..gradients import Gradient
 from ..latent import Elbo
 from ..losses import soft_cross_entropy
-from ..parts import buffer_copies, load_unsaved, stepped_parameters, unsaved_copies
+from ..parts import buffer_copies, load_unsaved, unsaved_copies
 from .base import Learner
 from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
 from .generative_retrieval import LatentRetrieval, check_retrievals
+from .generator_training import GeneratorTraining
 from .same_rows import SameRows, can_stay
-from .step import Step, mean_loss, step_along
+from .step import Step, mean_loss
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
 
@@ -81,6 +82,7 @@ class GenerativeReplay(Learner):
         check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator
         self.generator_optimizer = generator_optimizer
+        self.training = GeneratorTraining(generator, generator_optimizer, clip)
         check_positive(latent=generator.latent)
         self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
@@ -275,9 +277,8 @@ class GenerativeReplay(Learner):
 
     def _generator_gradient_of(self, batch: Batch) -> Gradient:
         """The same for the generator, of −ELBO as it is trained."""
-        view = View(self.generator, buffer_copies(self.generator) or None)
-        losses = self._generator_pass(batch.x, view).total(self.present_beta)
-        return loss_gradient(mean_loss(losses), self.generator, self.generator_optimizer)
+        self._rows_passed += len(batch)
+        return self.training.gradient(batch.x, self.present_beta, buffer_copies(self.generator) or None)
 
     # ------------------------------------------------------------------------------------------------------ updates
 
@@ -304,15 +305,12 @@ class GenerativeReplay(Learner):
         return incoming.item(), None if recalled is None else recalled.item()
 
     def _update_generator(self, batch: Batch, replay: Imagined | None, updates: int) -> None:
-        rows, view = self._joined(batch, replay), View(self.generator)
-        stepped = stepped_parameters(self.generator, self.generator_optimizer)
-        for _ in range(updates):
-            losses = self._generator_pass(rows, view).total(self.present_beta)
-            loss = mean_loss(losses[: len(batch)])
-            if replay is not None:
-                loss = loss + self.replay_weight * mean_loss(losses[len(batch) :])
-            gradient = gradient_of(loss, stepped)
-            step_along(gradient, self.generator, self.generator_optimizer, self.clip, stepped)
+        rows, n = self._joined(batch, replay), len(batch)
+        weights = torch.full((len(rows),), 1 / n, dtype=rows.dtype, device=rows.device)
+        if replay is not None:
+            weights[n:] = self.replay_weight / (len(rows) - n)
+        gradient = self.training.step(rows, weights, self.present_beta, updates)
+        self._rows_passed += updates * len(rows)
         self._keep_gradient("generator", self.generator_retrieval, gradient)
 
     def _joined(self, batch: Batch, replay: Imagined | None) -> Tensor:
@@ -330,15 +328,6 @@ class GenerativeReplay(Learner):
     def _plain_steps(self) -> bool:
         """Whether a step is the gradient times the learning rate, in single precision, and no more."""
         return self.clip is None and self.computation.training == torch.float32
-
-    def _generator_pass(self, x: Tensor, generator: View) -> Elbo:
-        self._rows_passed += len(x)
-        try:
-            return generator.loss(x)
-        except RehearseError:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
-            raise InvalidInput(f"the generator cannot take this batch: {problem}") from problem
 
     def _stale_gradient(self, network: str, retrieval: LatentRetrieval) -> Gradient | None:
         """The last step's gradient where that is asked for; None before there is one, and after the head has grown."""

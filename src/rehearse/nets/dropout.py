@@ -28,12 +28,18 @@ class Dropout(nn.Module):
         self._dropped = min(round(p * LEVELS), LEVELS - 1)  # of the 65,536 equally likely levels
 
     def forward(self, x: Tensor) -> Tensor:
+        kept = self.mask(x)
+        return x if kept is None else x * kept
+
+    def mask(self, x: Tensor) -> Tensor | None:
+        """What entries of this shape are multiplied with: 0 or the scale; None where all stay as they are."""
         if not self.training or not self._dropped or not x.numel():
-            return x
+            return None
         numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(1 << 63), None)
         levels = numbers.view(torch.int16)[: x.numel()].view(x.shape)
-        kept = levels >= self._dropped - LEVELS // 2
-        return x * (kept.to(x.dtype) * (LEVELS / (LEVELS - self._dropped)))
+        kept = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        torch.ge(levels, self._dropped - LEVELS // 2, out=kept)  # as numbers: a quarter of the time of truth values
+        return kept.mul_(LEVELS / (LEVELS - self._dropped))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..chain import listened_to
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import in_full
 from .dropout import Dropout
+from .vae_gradient import Layer, backward, forward, layers_of
 
 Reconstruction = Literal["bernoulli", "gaussian"]
 Divergence = Literal["closed", "sampled"]
@@ -99,6 +101,13 @@ class VAE(nn.Module):
         """The reconstruction of x through the mean of q(z|x)."""
         return self.decode(self.encode(x)[0])
 
+    def pass_by_hand(self, x: Tensor) -> VaePass | None:
+        """`loss` without autograd, for its gradient by hand; None where a layer is not what it was made as."""
+        encoder, decoder = layers_of(self.encoder, "encoder"), layers_of(self.decoder, "decoder")
+        if encoder is None or decoder is None or type(self.statistics) is not nn.Linear or listened_to(self.statistics):
+            return None
+        return VaePass(self, [*encoder, Layer("statistics", self.statistics)], decoder, x)
+
     def _reconstruction_loss(self, x: Tensor, output: Tensor) -> Tensor:
         """−log p(x|z), summed over the entries of a row; ``output`` is the decoder's last layer."""
         if self.reconstruction == "gaussian":
@@ -111,6 +120,54 @@ class VAE(nn.Module):
                 "use reconstruction='gaussian'"
             )
         return F.binary_cross_entropy_with_logits(output, x, reduction="none").sum(1)
+
+
+class VaePass:
+    """One pass of rows through a `VAE`: draws what its `loss` draws, and keeps what the gradient needs."""
+
+    @torch.no_grad()
+    def __init__(self, vae: VAE, encoder: list[Layer], decoder: list[Layer], x: Tensor) -> None:
+        self._vae, self._x = vae, x.flatten(1)
+        self._encoded, statistics = forward(encoder, self._x)
+        self._mean, self._spread = statistics.chunk(2, dim=1)
+        self._variance = F.softplus(self._spread).clamp_min(torch.finfo(x.dtype).tiny)
+        self._deviation = self._variance.sqrt()
+        self._noise = torch.randn_like(self._mean)
+        self._z = torch.addcmul(self._mean, self._deviation, self._noise)
+        self._decoded, self._output = forward(decoder, self._z)
+
+    @torch.no_grad()
+    def losses(self) -> Elbo:
+        """−ELBO of each row in its two parts."""
+        log_variance = self._variance.log()
+        if self._vae.kl == "closed":
+            kl = gaussian_kl(self._mean, log_variance)
+        else:
+            kl = 0.5 * (self._z.square() - self._noise.square() - log_variance).sum(1)
+        return Elbo(self._vae._reconstruction_loss(self._x, self._output), kl)
+
+    @torch.no_grad()
+    def gradient(self, weights: Tensor, beta: float) -> dict[str, Tensor]:
+        """∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ) by parameter name."""
+        gradient: dict[str, Tensor] = {}
+        r, k = weights[:, None], beta * weights[:, None]
+        if self._vae.reconstruction == "bernoulli":
+            delta = self._output.sigmoid().sub_(self._x).mul_(r)
+        else:
+            delta = (self._output - self._x).mul_(r / self._vae.sigma**2)
+        delta = backward(self._decoded, delta, gradient)
+        of_mean = delta
+        if self._vae.kl == "closed":
+            of_mean = delta + k * self._mean
+            of_variance = 0.5 * k * (1 - 1 / self._variance)
+        else:
+            of_mean = delta = delta + k * self._z
+            of_variance = -0.5 * k / self._variance
+        of_variance = of_variance + 0.5 * delta * self._noise / self._deviation
+        of_spread = of_variance * self._spread.sigmoid()
+        of_spread = of_spread.masked_fill(self._variance <= torch.finfo(self._variance.dtype).tiny, 0)  # held there
+        backward(self._encoded, torch.cat([of_mean, of_spread], 1), gradient, inputs=False)
+        return gradient
 
 
 def _layers(before: int, hidden: int, depth: int, dropout: float) -> list[nn.Module]:

@@ -1,0 +1,101 @@
+"""How the generator is trained: on what arrives and on what it imagined before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..chain import listened_to, listened_to_everywhere
+from ..errors import InvalidInput, RehearseError
+from ..gradients import Gradient, gradient_of
+from ..latent import Elbo
+from ..parts import Stepped, stepped_parameters
+from .generative_objectives import View
+from .step import mean_loss, step_along
+
+SURFACE: Final = ("encode", "decode", "loss")
+
+
+class PassByHand(Protocol):
+    """A pass of rows through a generator whose gradient is known without autograd."""
+
+    def losses(self) -> Elbo:
+        """−ELBO of each row in its two parts."""
+
+    def gradient(self, weights: Tensor, beta: float) -> dict[str, Tensor]:
+        """∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ) by parameter name."""
+
+
+class GeneratorTraining:
+    """φ, γ ← SGD(B_n ∪ B_G, α): steps down ∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ).
+
+    A generator that offers `pass_by_hand` beside its `loss` is differentiated by hand, unless somebody listens to it;
+    what is drawn and what comes out are the same but for rounding.
+    """
+
+    def __init__(self, generator: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+        self.generator, self.optimizer, self.clip = generator, optimizer, clip
+
+    def step(self, rows: Tensor, weights: Tensor, beta: float, updates: int) -> Gradient:
+        """So many steps on the same rows; gives the gradient of the last one."""
+        stepped = stepped_parameters(self.generator, self.optimizer)
+        for update in range(updates):
+            gradient = self._gradient(rows, weights, beta, stepped, last=update + 1 == updates)
+            step_along(gradient, self.generator, self.optimizer, self.clip, stepped)
+        return gradient
+
+    def gradient(self, rows: Tensor, beta: float, buffers: Mapping[str, Tensor] | None = None) -> Gradient:
+        """That of the mean over the rows; with ``buffers``, those are used and moved instead of its own."""
+        weights = torch.full((len(rows),), 1 / len(rows), dtype=rows.dtype, device=rows.device)
+        stepped = stepped_parameters(self.generator, self.optimizer)
+        return self._gradient(rows, weights, beta, stepped, buffers=buffers)
+
+    def _gradient(
+        self,
+        rows: Tensor,
+        weights: Tensor,
+        beta: float,
+        stepped: Stepped,
+        *,
+        last: bool = True,
+        buffers: Mapping[str, Tensor] | None = None,
+    ) -> Gradient:
+        try:
+            by_hand = self._passed_by_hand(rows, stepped)
+            losses = View(self.generator, buffers).loss(rows) if by_hand is None else None
+        except RehearseError:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+            raise InvalidInput(f"the generator cannot take this batch: {problem}") from problem
+        if by_hand is None:
+            assert losses is not None
+            return gradient_of(_checked(weights * losses.total(beta)), stepped)
+        if last:  # what is not finite once stays so, and all steps are taken back together
+            _checked(weights * by_hand.losses().total(beta))
+        gradient = by_hand.gradient(weights, beta)
+        return {name: gradient[name] for name in stepped}
+
+    def _passed_by_hand(self, rows: Tensor, stepped: Stepped) -> PassByHand | None:
+        generator: Any = self.generator
+        if not _offers_both(type(generator)) or any(name in vars(generator) for name in SURFACE):
+            return None
+        if listened_to(generator) or listened_to_everywhere() or torch.is_autocast_enabled(rows.device.type):
+            return None
+        if any(parameter._backward_hooks or parameter.dtype != rows.dtype for parameter, _ in stepped.values()):
+            return None
+        passed: PassByHand | None = generator.pass_by_hand(rows)
+        return passed
+
+
+def _offers_both(kind: type[nn.Module]) -> bool:
+    """Whether `pass_by_hand` was written together with what it stands for: a subclass may mean something else."""
+    written = {next((one for one in kind.__mro__ if name in vars(one)), None) for name in (*SURFACE, "pass_by_hand")}
+    return len(written) == 1 and None not in written
+
+
+def _checked(weighted: Tensor) -> Tensor:
+    """The sum of weighted losses, or a refusal if it is no number."""
+    return mean_loss(weighted.sum())
