@@ -1,11 +1,10 @@
 """How fast the hybrid is: the autoencoder's step and the classifier's apart, against the paper's program.
 
-    python benchmarks/hybrid.py [--repeats 5]
+    python benchmarks/hybrid.py [--repeats 5] [--write]
 
 At the published settings of Split CIFAR-10 with 1,000 codes, on one thread, on random images; ours and the literal
-version (literal_hybrid.py, in a process of its own) take turns, and a ratio is one of the same turn. The literal
-program trains the autoencoder in four epochs and once more while the classifier learns; ours in five, before. A run is
-reckoned from the steps: 975 batches a task, the first of five tasks without memories.
+version (literal_hybrid.py, in a process of its own) take turns, and a ratio is one of the same turn. ``--write`` puts
+the table into docs/performance-hybrid.md.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from elsewhere import Elsewhere
 from literal_hybrid import LiteralHybrid
-from measuring import seconds_here
+from measuring import seconds_here, with_part
 from rehearse import Batch
-from rehearse.compute import prepare_symmetric
-from rehearse.experiment import with_precision
+from rehearse.compute import native_bfloat16, prepare_symmetric
 from rehearse.learners import AutoencoderReplay
 from rehearse.learners.hybrid_codes import read_ahead
 from rehearse.methods import Problem, build, prepare_for, resolve
@@ -31,7 +30,19 @@ from rehearse.nets import ConvAutoencoder, ReducedResNet18, make_network
 
 SHAPE, CLASSES, ROWS, CODES = (3, 32, 32), 10, 10, 1000
 TASKS, BATCHES, EPOCHS = 5, 975, 5
+MORE = 5  # times as many steps of the autoencoder in a turn: they are short, and the first of a turn finds cold caches
 Turn = Callable[[int], float]  # so many steps, and the CPU seconds that they take
+PAGE = Path(__file__).parents[1] / "docs" / "performance-hybrid.md"
+INTRODUCTION = """# Performance of replay from codes
+
+Made by `python benchmarks/hybrid.py --write`; do not edit. CPU time at the published settings of Split CIFAR-10 with
+1,000 codes, one thread, on random images, steps of ours and of a literal version of the published program
+(`benchmarks/literal_hybrid.py`, in a process of its own, float32) interleaved within one run; the ratio is the median
+of those within a turn, with the lowest and the highest. A step and a task are those with memories. A run is reckoned
+from the steps: 975 batches a task, the first of five tasks without memories, and no evaluation. The literal version
+trains the autoencoder in four epochs, and in the fifth inside the classifier's step; ours in five, before. There is
+one part for each kind of processor that has been at hand.
+"""
 
 
 def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -43,9 +54,9 @@ def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
 class Ours:
     """The learner of the package in its first task, or with a full memory of it; and what its steps are."""
 
-    def __init__(self, method: str, full: bool) -> None:
-        options = {"capacity": CODES, "options": {"autoencoder_epochs": 1}}
-        spec = with_precision(resolve(method, "split-cifar10", options))
+    def __init__(self, method: str, precision: str, full: bool) -> None:
+        options = {"capacity": CODES, "precision": precision, "options": {"autoencoder_epochs": 1}}
+        spec = resolve(method, "split-cifar10", options)
         problem = Problem(
             CLASSES,
             TASKS,
@@ -98,19 +109,21 @@ def measured(turns: dict[str, Turn], repeats: int, steps: int) -> dict[str, list
     values: dict[str, list[float]] = {name: [] for name in turns}
     for repeat in range(-1, repeats):
         for name, turn in turns.items():
-            seconds = turn(steps)
+            taken = steps * MORE if "autoencoder" in name else steps
+            seconds = turn(taken)
             if repeat >= 0:  # the first warms up
-                values[name].append(seconds / steps)
+                values[name].append(seconds / taken)
     return values
 
 
-def compare(method: str, repeats: int, steps: int) -> None:
+def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
+    """The rows of the table."""
     theirs = Elsewhere(literal, search=method == "ae-mir")
     x, y = images(ROWS, 2)
     real = prepare_symmetric(x)
     turns: dict[str, Turn] = {}
     for when, task in (("later", 1), ("first", 0)):
-        ours = Ours(method, full=when == "later")
+        ours = Ours(method, precision, full=when == "later")
         turns[f"ours autoencoder {when}"] = lambda n, ours=ours: seconds_here(ours.autoencoder_step, [(x,)] * n)
         turns[f"literal autoencoder {when}"] = lambda n, task=task: theirs.seconds(
             [(real, y, task)] * n, "training_epoch_step"
@@ -131,20 +144,19 @@ def compare(method: str, repeats: int, steps: int) -> None:
         for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1)):
             autoencoder = seconds[who, "autoencoder"].of_run(epochs * BATCHES, turn)
             runs[who].append(autoencoder + seconds[who, "classifier"].of_run(BATCHES, turn))
-    for what in ("autoencoder", "classifier"):
+    start, lines = f"| {method} | {precision} |", []
+    for what, epochs in (("autoencoder", (EPOCHS, EPOCHS - 1)), ("classifier", (1, 1))):
         mine, other = seconds["ours", what].later, seconds["literal", what].later
-        print(
-            f"| {method} | {what}, a step | {_middle(mine):.1f} ms | {_middle(other):.1f} ms | {_ratio(other, mine)} |"
-        )
-    print(
-        f"| {method} | a run | {_middle(runs['ours']) / 1e3:.0f} s | {_middle(runs['literal']) / 1e3:.0f} s "
-        f"| {_ratio(runs['literal'], runs['ours'])} |"
-    )
+        one, two = _middle(mine), _middle(other)
+        lines.append(f"{start} {what}, a step | {one * 1e3:.1f} ms | {two * 1e3:.1f} ms | {_ratio(other, mine)} |")
+        task = [each * epoch * BATCHES for each, epoch in zip((one, two), epochs, strict=True)]
+        lines.append(f"{start} {what}, a task | {task[0]:.0f} s | {task[1]:.0f} s | {task[1] / task[0]:.2f} |")
+    mine, other = runs["ours"], runs["literal"]
+    return [*lines, f"{start} a run | {_middle(mine):.0f} s | {_middle(other):.0f} s | {_ratio(other, mine)} |"]
 
 
 def _middle(seconds: list[float]) -> float:
-    """The median in milliseconds."""
-    return statistics.median(seconds) * 1e3
+    return statistics.median(seconds)
 
 
 def _ratio(above: list[float], below: list[float]) -> str:
@@ -155,12 +167,19 @@ def _ratio(above: list[float], below: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=2, help="of each kind in a turn")
+    parser.add_argument("--steps", type=int, default=2, help="of the classifier in a turn")
+    parser.add_argument("--write", action="store_true", help=f"write docs/{PAGE.name}")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    print("| method | | ours | literal | times fewer CPU seconds |\n|---|---|---|---|---|")
-    for method in ("ae", "ae-mir"):
-        compare(method, chosen.repeats, chosen.steps)
+    lines = ["| method | precision | | ours | literal | times fewer |", "|---|---|---|---|---|---|"]
+    print("\n".join(lines))
+    for precision in ("float32", *(["bfloat16"] if native_bfloat16(torch.device("cpu")) else [])):
+        for method in ("ae", "ae-mir"):
+            rows = compare(method, precision, chosen.repeats, chosen.steps)
+            print("\n".join(rows), flush=True)
+            lines += rows
+    if chosen.write:
+        PAGE.write_text(with_part(PAGE, INTRODUCTION, lines), "utf-8")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ RESULTS = {
     "Scaling": "scaling.md",
     "Performance": "performance.md",
     "Performance of replay from a generator": "performance-generative.md",
+    "Performance of replay from codes": "performance-hybrid.md",
 }
 FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
 
