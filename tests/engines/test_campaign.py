@@ -364,6 +364,17 @@ def test_a_damaged_result_is_told_and_the_others_are_read(tmp_path: Path) -> Non
         list(store.results())
 
 
+@pytest.mark.parametrize("name", ["accuracy", "forgetting"])
+def test_a_number_that_does_not_come_from_its_matrix_is_refused(tmp_path: Path, name: str) -> None:
+    store, spec = Store(tmp_path), small("finetune")
+    carry_out(spec, store, Settings())
+    result = json.loads(store.path(spec).read_text("utf-8"))
+    result["metrics"][name] = (result["metrics"][name] + 0.5) % 1
+    store.path(spec).write_text(json.dumps(result), "utf-8")
+    with pytest.raises(DataError, match=f"its {name} is not that of its accuracy matrix"):
+        store.get(spec)
+
+
 def test_a_result_that_was_renamed_or_edited_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     carry_out(small("finetune"), store, Settings())

@@ -16,9 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ..errors import DataError, InvalidInput, RehearseError
 from ..files import write_whole
 from ..methods import METHODS
+from ..metrics import average_accuracy, forgetting
 from ..spec import Spec
 from ..streams import STREAMS
 
@@ -138,6 +141,15 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
         raise ValueError("an accuracy is a fraction")
     if "forgetting" not in metrics:
         raise ValueError("it does not tell how much was forgotten")
+    known = np.array(matrix, dtype=np.float64)  # None becomes nan
+    told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known)}
+    for name, value in told.items():
+        if metrics[name] is None or math.isnan(value):
+            consistent = metrics[name] is None and math.isnan(value)
+        else:
+            consistent = math.isclose(metrics[name], value, abs_tol=1e-9)
+        if not consistent:
+            raise ValueError(f"its {name} is not that of its accuracy matrix")
 
 
 def _is_number(value: Any) -> bool:
