@@ -21,7 +21,7 @@ from torch.nn.modules import module as hooks
 from .batch import pick
 from .errors import InvalidInput
 
-_stopped = torch.ops.aten.threshold_backward.default  # Δ where the ReLU let something through, else 0
+stopped = torch.ops.aten.threshold_backward.default  # Δ where the ReLU let something through, else 0
 
 
 class Link(NamedTuple):
@@ -64,7 +64,7 @@ def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> 
     held = vars(module)
     if listened_to(module):
         return False
-    if isinstance(module, nn.Sequential) and _passes_rows_on(type(module)):
+    if isinstance(module, nn.Sequential) and passes_rows_on(type(module)):
         start = f"{name}." if name else ""
         return all(_follow(part, start + key, links, flattens) for key, part in held["_modules"].items())
     if type(module) is nn.Linear:
@@ -78,7 +78,7 @@ def _follow(module: nn.Module, name: str, links: list[Link], flattens: bool) -> 
         last = links[-1]
         links[-1] = Link(last.name, last.linear, last.flattens, relu=True)
         return True
-    return type(module) is nn.Flatten and not links and (module.start_dim, module.end_dim) == (1, -1)
+    return flattens_rows(module) and not links
 
 
 def listened_to(module: nn.Module) -> bool:
@@ -93,7 +93,11 @@ def listened_to(module: nn.Module) -> bool:
     )
 
 
-def _passes_rows_on(kind: type[nn.Module]) -> bool:
+def flattens_rows(module: nn.Module) -> bool:
+    return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
+
+
+def passes_rows_on(kind: type[nn.Module]) -> bool:
     """Whether a subclass of `nn.Sequential` passes rows on as that does."""
     return all(getattr(kind, name) is getattr(nn.Sequential, name) for name in ("forward", "__call__", "__iter__"))
 
@@ -151,7 +155,7 @@ class ChainPass:
                 if found:
                     delta = delta @ self.links[len(self.links) - len(found)].linear.weight
                 if link.relu:
-                    delta = _stopped(delta, output, 0)
+                    delta = stopped(delta, output, 0)
                 found.append(delta)
         return found[::-1]
 

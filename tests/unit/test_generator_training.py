@@ -6,6 +6,7 @@ from torch import nn
 
 from rehearse.errors import InvalidInput
 from rehearse.latent import Elbo
+from rehearse.learners import GenerativeReplay
 from rehearse.learners.generator_training import GeneratorTraining
 from rehearse.nets import VAE
 
@@ -56,31 +57,109 @@ def test_a_variance_that_is_held_up_gets_no_gradient():
     torch.testing.assert_close(generator.pass_by_hand(x).gradient(weights, BETA), by_autograd(generator, x, weights))
 
 
-class Counting(VAE):
-    """A subclass that measures something else: its loss is doubled."""
+class Doubled(VAE):
+    """A subclass that measures something else."""
 
     def loss(self, x):
         return Elbo(*(2 * part for part in super().loss(x)))
 
 
-def unhandy():
-    """Generators that autograd must see, by what is unusual about them."""
-    hooked, replaced, patched, watched = vae(), vae(), vae(), vae()
-    hooked.encoder[1].register_forward_hook(lambda module, inputs, output: 2 * output)
-    replaced.decoder[1] = nn.Tanh()
-    patched.loss = lambda x: Elbo(*(3 * part for part in VAE.loss(patched, x)))
-    next(watched.parameters()).register_hook(lambda gradient: 5 * gradient)
-    return {"hook": hooked, "layer": replaced, "loss": patched, "gradient": watched, "subclass": vae(Counting)}
+class Laplace(VAE):
+    """A subclass that measures one part of the loss otherwise."""
+
+    def _reconstruction_loss(self, x, output):
+        return (x - output).abs().sum(1)
 
 
-@pytest.mark.parametrize("what", ["hook", "layer", "loss", "gradient", "subclass"])
-def test_what_is_unusual_is_left_to_autograd(what):
-    generator = unhandy()[what]
+class Scaled(VAE):
+    """A subclass with a parameter of its own."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def loss(self, x):
+        return Elbo(*(self.scale * part for part in super().loss(x)))
+
+
+class Bent(nn.Sequential):
+    """A sequence that does more than one layer after the other."""
+
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+class Holder(nn.Module):
+    """No sequence at all, though it holds the same layers."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = layers[-1]
+        self.first = layers[0]
+
+    def forward(self, x):
+        return self.layers(self.first(x)).tanh()
+
+
+def unusual(what):
+    """A generator that autograd must see."""
+    kinds = {"subclass": Doubled, "part": Laplace, "parameter": Scaled}
+    generator = vae(kinds.get(what, VAE), depth=2)
+    if what == "hook":
+        generator.encoder[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    elif what == "layer":
+        generator.decoder[1] = nn.Tanh()
+    elif what == "loss":
+        generator.loss = lambda x: Elbo(*(3 * part for part in VAE.loss(generator, x)))
+    elif what == "gradient":
+        next(generator.parameters()).register_hook(lambda gradient: 5 * gradient)
+    elif what == "sequence":
+        generator.encoder = Bent(*generator.encoder)
+    elif what == "module":
+        generator.encoder = Holder(nn.Flatten(), nn.Linear(6, 7)).double()
+    elif what == "twice":
+        generator.encoder[2] = generator.encoder[5]  # one ReLU in two places
+    elif what == "tied":
+        generator.decoder[3].weight = generator.encoder[4].weight
+    elif what == "flat":
+        generator.encoder[0] = nn.Flatten(0, 1)
+        generator.encoder[1] = nn.Linear(3, 7).double()
+    return generator
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["subclass", "part", "parameter", "hook", "layer", "loss", "gradient", "sequence", "module", "twice", "tied"],
+)
+def test_what_is_unusual_gives_what_autograd_gives(what):
+    generator = unusual(what)
     x, _ = rows()
     weights = torch.full((5,), 1 / 5).double()
     training = GeneratorTraining(generator, torch.optim.Adam(generator.parameters()), None)
     torch.manual_seed(2)
     torch.testing.assert_close(dict(training.gradient(x, BETA)), by_autograd(generator, x, weights))
+
+
+def test_rows_that_are_flattened_otherwise_are_not_passed_by_hand():
+    assert vae().pass_by_hand(rows()[0]) is not None
+    assert unusual("flat").pass_by_hand(rows()[0]) is None
+
+
+def test_the_plain_generator_needs_no_autograd(monkeypatch):
+    generator = vae()
+    training = GeneratorTraining(generator, torch.optim.Adam(generator.parameters()), None)
+    monkeypatch.setattr(torch.autograd, "grad", None)
+    training.step(*rows(), BETA, updates=1)
+
+
+def test_the_learner_steps_with_the_optimiser_that_it_has_now():
+    classifier, generator = nn.Linear(6, 2), VAE((6,), hidden=7, latent=4)
+    sgd, adam = torch.optim.SGD(classifier.parameters(), lr=0.1), torch.optim.Adam(generator.parameters())
+    learner = GenerativeReplay(classifier, sgd, generator, adam)
+    learner.generator_optimizer = torch.optim.SGD(generator.parameters(), lr=0.0)
+    before = [parameter.clone() for parameter in generator.parameters()]
+    learner.observe(torch.rand(4, 6), torch.tensor([0, 1, 0, 1]))
+    torch.testing.assert_close(list(generator.parameters()), before, rtol=0, atol=0)
 
 
 def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():

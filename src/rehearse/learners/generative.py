@@ -82,7 +82,6 @@ class GenerativeReplay(Learner):
         check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator
         self.generator_optimizer = generator_optimizer
-        self.training = GeneratorTraining(generator, generator_optimizer, clip)
         check_positive(latent=generator.latent)
         self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
@@ -278,7 +277,7 @@ class GenerativeReplay(Learner):
     def _generator_gradient_of(self, batch: Batch) -> Gradient:
         """The same for the generator, of −ELBO as it is trained."""
         self._rows_passed += len(batch)
-        return self.training.gradient(batch.x, self.present_beta, buffer_copies(self.generator) or None)
+        return self._training.gradient(batch.x, self.present_beta, buffer_copies(self.generator) or None)
 
     # ------------------------------------------------------------------------------------------------------ updates
 
@@ -309,9 +308,13 @@ class GenerativeReplay(Learner):
         weights = torch.full((len(rows),), 1 / n, dtype=rows.dtype, device=rows.device)
         if replay is not None:
             weights[n:] = self.replay_weight / (len(rows) - n)
-        gradient = self.training.step(rows, weights, self.present_beta, updates)
+        gradient = self._training.step(rows, weights, self.present_beta, updates)
         self._rows_passed += updates * len(rows)
         self._keep_gradient("generator", self.generator_retrieval, gradient)
+
+    @property
+    def _training(self) -> GeneratorTraining:
+        return GeneratorTraining(self.generator, self.generator_optimizer, self.clip)
 
     def _joined(self, batch: Batch, replay: Imagined | None) -> Tensor:
         if replay is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,9 @@ from ..parts import Stepped, stepped_parameters
 from .generative_objectives import View
 from .step import mean_loss, step_along
 
-SURFACE: Final = ("encode", "decode", "loss")
-
 
 class PassByHand(Protocol):
-    """A pass of rows through a generator whose gradient is known without autograd."""
+    """A pass of rows through a generator whose gradient is known without autograd; it moves nothing."""
 
     def losses(self) -> Elbo:
         """−ELBO of each row in its two parts."""
@@ -29,15 +28,17 @@ class PassByHand(Protocol):
         """∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ) by parameter name."""
 
 
+@dataclass(frozen=True)
 class GeneratorTraining:
     """φ, γ ← SGD(B_n ∪ B_G, α): steps down ∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ).
 
-    A generator that offers `pass_by_hand` beside its `loss` is differentiated by hand, unless somebody listens to it;
-    what is drawn and what comes out are the same but for rounding.
+    A generator whose class offers `pass_by_hand` is differentiated by hand, unless somebody listens to it; what is
+    drawn and what comes out are the same but for rounding.
     """
 
-    def __init__(self, generator: nn.Module, optimizer: torch.optim.Optimizer, clip: float | None) -> None:
-        self.generator, self.optimizer, self.clip = generator, optimizer, clip
+    generator: nn.Module
+    optimizer: torch.optim.Optimizer
+    clip: float | None
 
     def step(self, rows: Tensor, weights: Tensor, beta: float, updates: int) -> Gradient:
         """So many steps on the same rows; gives the gradient of the last one."""
@@ -73,14 +74,15 @@ class GeneratorTraining:
         if by_hand is None:
             assert losses is not None
             return gradient_of(_checked(weights * losses.total(beta)), stepped)
-        if last:  # what is not finite once stays so, and all steps are taken back together
+        if last:  # a gradient that is not finite is refused at every step; all are taken back together
             _checked(weights * by_hand.losses().total(beta))
         gradient = by_hand.gradient(weights, beta)
         return {name: gradient[name] for name in stepped}
 
     def _passed_by_hand(self, rows: Tensor, stepped: Stepped) -> PassByHand | None:
         generator: Any = self.generator
-        if not _offers_both(type(generator)) or any(name in vars(generator) for name in SURFACE):
+        offered = vars(type(generator))  # not by what it inherits from: a subclass may mean something else
+        if "pass_by_hand" not in offered or vars(generator).keys() & offered.keys():
             return None
         if listened_to(generator) or listened_to_everywhere() or torch.is_autocast_enabled(rows.device.type):
             return None
@@ -88,12 +90,6 @@ class GeneratorTraining:
             return None
         passed: PassByHand | None = generator.pass_by_hand(rows)
         return passed
-
-
-def _offers_both(kind: type[nn.Module]) -> bool:
-    """Whether `pass_by_hand` was written together with what it stands for: a subclass may mean something else."""
-    written = {next((one for one in kind.__mro__ if name in vars(one)), None) for name in (*SURFACE, "pass_by_hand")}
-    return len(written) == 1 and None not in written
 
 
 def _checked(weighted: Tensor) -> Tensor:

@@ -91,10 +91,7 @@ class VAE(nn.Module):
         mean, log_variance = self.encode(x)
         noise = torch.randn_like(mean)
         z = mean + (0.5 * log_variance).exp() * noise
-        if self.kl == "closed":
-            kl = gaussian_kl(mean, log_variance)
-        else:
-            kl = 0.5 * (z.square() - noise.square() - log_variance).sum(1)  # the constants of the densities cancel
+        kl = self._divergence(mean, log_variance, noise, z)
         return Elbo(self._reconstruction_loss(x.flatten(1), self.decoder(z)), kl)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -106,7 +103,16 @@ class VAE(nn.Module):
         encoder, decoder = layers_of(self.encoder, "encoder"), layers_of(self.decoder, "decoder")
         if encoder is None or decoder is None or type(self.statistics) is not nn.Linear or listened_to(self.statistics):
             return None
-        return VaePass(self, [*encoder, Layer("statistics", self.statistics)], decoder, x)
+        encoder = [*encoder, Layer("statistics", self.statistics)]
+        if len(list(self.parameters())) != 2 * len(encoder + decoder):
+            return None  # some are shared, or stand elsewhere
+        return VaePass(self, encoder, decoder, x)
+
+    def _divergence(self, mean: Tensor, log_variance: Tensor, noise: Tensor, z: Tensor) -> Tensor:
+        """KL(q(z|x) ‖ p(z)) of each row."""
+        if self.kl == "closed":
+            return gaussian_kl(mean, log_variance)
+        return 0.5 * (z.square() - noise.square() - log_variance).sum(1)  # the constants of the densities cancel
 
     def _reconstruction_loss(self, x: Tensor, output: Tensor) -> Tensor:
         """−log p(x|z), summed over the entries of a row; ``output`` is the decoder's last layer."""
@@ -123,7 +129,17 @@ class VAE(nn.Module):
 
 
 class VaePass:
-    """One pass of rows through a `VAE`: draws what its `loss` draws, and keeps what the gradient needs."""
+    """One pass of rows through a `VAE`: draws what its `loss` draws, and keeps what the gradient needs.
+
+    A step of such a small network is made of calls rather than of arithmetic: autograd takes a third of it. With
+    weights r of the rows, k = β r, output o and the deltas of linear layers as in `rehearse.chain`:
+
+        Δoutput = r (σ(o) − x)                  Bernoulli;   r (o − x) / σ²   Gaussian
+        Δz      = Δoutput through the decoder
+        Δμ      = Δz + k μ,     Δv = Δz ε / 2√v + k (1 − 1/v) / 2        divergence in closed form
+        Δz     += k z,          Δv = Δz ε / 2√v − k / 2v                 sampled, where Δμ = Δz
+        Δspread = Δv σ(spread)                  v = softplus(spread)
+    """
 
     @torch.no_grad()
     def __init__(self, vae: VAE, encoder: list[Layer], decoder: list[Layer], x: Tensor) -> None:
@@ -139,11 +155,7 @@ class VaePass:
     @torch.no_grad()
     def losses(self) -> Elbo:
         """−ELBO of each row in its two parts."""
-        log_variance = self._variance.log()
-        if self._vae.kl == "closed":
-            kl = gaussian_kl(self._mean, log_variance)
-        else:
-            kl = 0.5 * (self._z.square() - self._noise.square() - log_variance).sum(1)
+        kl = self._vae._divergence(self._mean, self._variance.log(), self._noise, self._z)
         return Elbo(self._vae._reconstruction_loss(self._x, self._output), kl)
 
     @torch.no_grad()

@@ -1,27 +1,14 @@
-"""The loss of a variational autoencoder and its gradient by hand, as `rehearse.chain` does for a classifier.
-
-A step of such a small network is made of calls rather than of arithmetic: autograd takes a third of it. With weights
-r of the rows, k = β r, and the deltas of a chain of linear layers as in `rehearse.chain`:
-
-    Δoutput = r (σ(o) − x)                  Bernoulli;   r (o − x) / σ²   Gaussian
-    Δz      = Δoutput through the decoder
-    Δμ      = Δz + k μ,     Δv = Δz ε / 2√v + k (1 − 1/v) / 2        divergence in closed form
-    Δz     += k z,          Δv = Δz ε / 2√v − k / 2v                 sampled, where Δμ = Δz
-    Δspread = Δv σ(spread)                  v = softplus(spread)
-"""
+"""Layers of a generator passed and differentiated by hand, with dropout; `rehearse.chain` does it for classifiers."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..chain import listened_to
+from ..chain import flattens_rows, listened_to, passes_rows_on, stopped
 from .dropout import Dropout
-
-_stopped = torch.ops.aten.threshold_backward.default  # Δ where the ReLU let something through, else 0
 
 
 class Layer(NamedTuple):
@@ -42,11 +29,13 @@ class Passed(NamedTuple):
     kept: Tensor | None
 
 
-def layers_of(network: nn.Sequential, name: str) -> list[Layer] | None:
+def layers_of(network: nn.Module, name: str) -> list[Layer] | None:
     """The layers in order, if they are nothing but linear ones with a ReLU and dropout each, and nobody listens."""
+    if not isinstance(network, nn.Sequential) or not passes_rows_on(type(network)) or listened_to(network):
+        return None
     layers: list[Layer] = []
-    for key, module in network.named_children():
-        if listened_to(module):
+    for key, module in network._modules.items():
+        if module is None or listened_to(module):
             return None
         if type(module) is nn.Linear and module.bias is not None:
             layers.append(Layer(f"{name}.{key}", module))
@@ -54,9 +43,9 @@ def layers_of(network: nn.Sequential, name: str) -> list[Layer] | None:
             layers[-1] = layers[-1]._replace(relu=True)
         elif type(module) is Dropout and layers and layers[-1].dropout is None:
             layers[-1] = layers[-1]._replace(dropout=module)
-        elif type(module) is not nn.Flatten or layers:
+        elif not flattens_rows(module) or layers:
             return None
-    return None if listened_to(network) else layers
+    return layers
 
 
 def forward(layers: list[Layer], rows: Tensor) -> tuple[list[Passed], Tensor]:
@@ -78,7 +67,7 @@ def backward(passed: list[Passed], delta: Tensor, gradient: dict[str, Tensor], *
         if kept is not None:
             delta = delta * kept
         if layer.relu:
-            delta = _stopped(delta, outputs, 0)
+            delta = stopped(delta, outputs, 0)
         gradient[f"{layer.name}.weight"] = delta.t() @ rows
         gradient[f"{layer.name}.bias"] = delta.sum(0)
         if number or inputs:
