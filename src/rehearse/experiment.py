@@ -180,9 +180,15 @@ class Run:
         task = batch.task
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
-        started = time.perf_counter()
-        self.learner.begin_task(self.stream.task_data(task), task, on_begin)
-        self.training_seconds += time.perf_counter() - started
+        before, started = self.training_seconds, time.perf_counter()
+
+        def on_step(done: int, of: int) -> None:
+            self.training_seconds = before + time.perf_counter() - started  # what is saved in the middle knows it too
+            if on_begin is not None:
+                on_begin(done, of)
+
+        self.learner.begin_task(self.stream.task_data(task), task, on_step)
+        self.training_seconds = before + time.perf_counter() - started
         self.begun = task
 
     @property

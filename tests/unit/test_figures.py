@@ -67,10 +67,29 @@ def test_figures_of_the_hybrid_have_accuracy_and_forgetting_by_the_number_of_cod
     rows = list(dict.fromkeys(entry.row for entry in target.entries))
     for axes, wanted in ((accuracy, lambda n: 31 + n), (forgetting, lambda n: 20 - n)):
         for place, container in enumerate(axes.containers):
-            assert container.get_label() == rows[place]
+            assert container.get_label() == f"{rows[place]} (n = 2)"
             heights = [wanted(number) for number, entry in enumerate(target.entries) if entry.row == rows[place]]
             assert np.allclose(container.lines[0].get_ydata(), heights)
     assert [path.name for path in write_figure(found, tmp_path)] == [f"{name}.png", f"{name}.svg"]
+
+
+def test_what_was_not_run_is_a_gap_and_one_seed_has_no_interval() -> None:
+    target = TARGETS["figure5"]
+    wanted = {("AE-Random", "1,000 codes"): 3, ("AE-Random", "10,000 codes"): 1}
+    results = [
+        made_result(entry.spec(seed), 0.3 + seed / 50, 0.2)
+        for entry in target.entries
+        for seed in range(wanted.get((entry.row, entry.column), 0))
+    ]
+    figure = Figure()
+    by_codes(outcome(target, Results(results)), figure)
+    accuracy = figure.axes[0]
+    (container,) = accuracy.containers  # nothing for the row without runs
+    assert container.get_label() == "AE-Random (n = 3, 0, 1)"
+    assert np.allclose(np.array(container.lines[0].get_ydata(), dtype=float), [32, np.nan, 30], equal_nan=True)
+    (bars,) = container.lines[2]
+    drawn = [segment for segment in bars.get_segments() if len(segment) and np.isfinite(segment).all()]
+    assert len(drawn) == 1, "an interval of one seed or of none"
 
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

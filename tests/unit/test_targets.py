@@ -370,3 +370,17 @@ def test_real_images_at_test_time_are_read_from_the_runs_of_ae() -> None:
     found = outcome(TARGETS["figure6"], Results([told]))
     runs = {row: found.runs[row, "1,000 codes"] for row in ("AE-Random", "- test AE")}
     assert {row: one[0]["metrics"]["accuracy"] for row, one in runs.items()} == {"AE-Random": 0.3, "- test AE": 0.2}
+
+
+def test_of_two_precisions_the_one_that_the_others_have_counts() -> None:
+    target = TARGETS["figure5"]
+    random, mir = (next(one for one in target.entries if one.row == row) for row in ("AE-Random", "AE-MIR"))
+    in_half = [dataclasses.replace(one.spec(0), precision="bfloat16") for one in (random, mir)]
+    in_full = dataclasses.replace(random.spec(0), precision="float32")
+    results = [made_result(in_half[0], 0.3), made_result(in_half[1], 0.31), made_result(in_full, 0.4)]
+    found = outcome(target, Results(results))
+    (difference,) = [one for one in found.differences if one.metric == "accuracy"]
+    assert difference.ours.mean == pytest.approx(0.01)
+    text = outcome_markdown(found)
+    assert "| bfloat16 |" in text
+    assert "--only ae --precision bfloat16`" in text

@@ -12,6 +12,7 @@ import typer
 from ..campaign import local
 from ..campaign.events import Failed
 from ..campaign.store import Store, results_in
+from ..compute import PRECISIONS
 from ..errors import InvalidInput, MissingExtra
 from ..experiment import Settings, with_precision
 from ..files import write_whole
@@ -57,6 +58,9 @@ def reproduce(
         Path | None,
         typer.Option(help="Write the tables of the targets into this file too, where it has a mark for them."),
     ] = None,
+    precision: Annotated[
+        str, typer.Option(help=f"What is still to run is computed in it: {', '.join(PRECISIONS)}.")
+    ] = "auto",
     out: Out = Path("runs"),
     jobs: Jobs = None,
     engine: Engine = "local",
@@ -68,13 +72,15 @@ def reproduce(
 
     Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
     """
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     if seeds is not None and seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
     chosen = find_targets(targets)
     if only:
         chosen = [target.only(only) for target in [one for one in chosen if one.has(only)] or chosen]
     if dry_run:
-        _foretell(chosen, seeds, from_results or [out])
+        _foretell(chosen, seeds, from_results or [out], precision)
         return
     failed: list[Failed] = []
     if from_results is None:
@@ -82,7 +88,7 @@ def reproduce(
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs)
         earlier = Results(results_in([out], tell_damaged))
         tried = {event.spec.key for event in failed}
-        specs = [with_precision(spec) for target in chosen for spec in to_run(target, earlier, seeds)]
+        specs = [_in(precision, spec) for target in chosen for spec in to_run(target, earlier, seeds)]
         specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
         failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
     else:
@@ -100,6 +106,11 @@ def reproduce(
             _show(one)
         _say(f"tables and figures are in {out / 'tables'}")
     report_failures(failed)
+
+
+def _in(precision: str, spec: Spec) -> Spec:
+    """The spec in this precision, unless it has one already."""
+    return with_precision(replace(spec, precision=precision) if spec.precision == "auto" else spec)
 
 
 def _results_in(places: list[Path]) -> list[dict[str, Any]]:
@@ -140,7 +151,7 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
             _say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
 
 
-def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> None:
+def _foretell(targets: list[Target], seeds: int | None, places: list[Path], precision: str) -> None:
     results = list(results_in(places, tell_damaged))
     done = {result["key"] for result in results}
     drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
@@ -149,7 +160,7 @@ def _foretell(targets: list[Target], seeds: int | None, places: list[Path]) -> N
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
     for target in targets:
-        specs = {spec.key: spec for spec in map(with_precision, to_run(target, found, seeds))}
+        specs = {spec.key: spec for spec in (_in(precision, one) for one in to_run(target, found, seeds))}
         to_come = {key: spec for key, spec in specs.items() if key not in done}
         # a figure that is a picture needs a run that draws it, whatever results there are
         to_draw = {spec.key: spec for spec in map(with_precision, target.specs(1)) if target.pictures}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -27,14 +28,22 @@ class Results:
             place = (spec.seed, precision_of(spec), spec.method_version, spec.stream_version)
             self._groups.setdefault(_group(spec), {})[place] = result
 
-    def current(self, spec: Spec, seeds: int | None = None, treatment: str | None = None) -> dict[int, Result]:
+    def current(
+        self,
+        spec: Spec,
+        seeds: int | None = None,
+        treatment: str | None = None,
+        common: Mapping[tuple[int, str], int] | None = None,
+    ) -> dict[int, Result]:
         """seed -> the result of a spec under the versions of today, for seeds below ``seeds``.
 
-        Where a seed was run in several precisions, one that tells the ``treatment`` counts, and of those float32.
+        Where a seed was run in several precisions, one that tells the ``treatment`` counts, of those the one that most
+        of what it stands beside has (``common``: how many, by seed and precision), and of those float32.
         """
 
-        def rank(place: tuple[int, str, int, int]) -> tuple[bool, bool]:
-            return treatment is not None and not _tells(group[place], treatment), place[1] != "float32"
+        def rank(place: tuple[int, str, int, int]) -> tuple[bool, int, bool]:
+            shared = 0 if common is None else common.get(place[:2], 0)
+            return treatment is not None and not _tells(group[place], treatment), -shared, place[1] != "float32"
 
         group = self._groups.get(_group(spec), {})
         found: dict[int, Result] = {}
@@ -44,9 +53,16 @@ class Results:
                 found.setdefault(seed, group[seed, precision, versions[0], versions[1]])
         return dict(sorted(found.items()))
 
-    def of(self, entry: Entry, seeds: int | None = None) -> dict[int, Result]:
+    def common(self, entries: Iterable[Entry]) -> Mapping[tuple[int, str], int]:
+        """How many of these entries have a result, by seed and precision."""
+        groups = [_group(entry.spec()) for entry in entries if entry.missing is None]
+        return Counter(place[:2] for group in groups for place in self._groups.get(group, {}))
+
+    def of(
+        self, entry: Entry, seeds: int | None = None, common: Mapping[tuple[int, str], int] | None = None
+    ) -> dict[int, Result]:
         """seed -> the result of an entry, with the numbers of its treatment in the place of the run's own."""
-        found = self.current(entry.spec(), seeds, entry.treatment)
+        found = self.current(entry.spec(), seeds, entry.treatment, common)
         if entry.treatment is None:
             return found
         treated = {
@@ -118,8 +134,10 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
 
     What the paper marks as not applicable (forgetting of an iid stream) is no line.
     """
+    common = results.common(target.entries)
     runs = {
-        (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
+        (entry.row, entry.column): results.of(entry, seeds, common) if entry.missing is None else {}
+        for entry in target.entries
     }
     lines = tuple(
         _line(entry, metric, runs[entry.row, entry.column], results, seeds)

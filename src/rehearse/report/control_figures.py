@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from statistics import fmean
 from typing import Any
 
@@ -36,8 +37,8 @@ def _measured(outcome: Outcome, row: str, column: str, metric: str) -> Summary:
 
 
 def _half(point: Summary) -> float:
-    """Half the interval, in per cent; nothing where one seed has none."""
-    return 0.0 if point.interval is None else 50 * (point.interval[1] - point.interval[0])
+    """Half the interval, in per cent; one seed has none, which is not a certain number."""
+    return nan if point.interval is None else 50 * (point.interval[1] - point.interval[0])
 
 
 def _series(outcome: Outcome, axes: Any, columns: Sequence[str], names: Sequence[str], metric: str, line: str) -> None:

@@ -10,14 +10,14 @@ from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, practitioner, researcher
 from .reproduction import (
     FORGETTING,
-    MIXED,
     OURS,
+    PRECISION,
     SETTLING,
-    is_mixed,
     markdown_table,
     number,
     precision_words,
     settling,
+    tells_precision,
 )
 from .tables import UNDEFINED
 from .tables import number as plain_number
@@ -60,7 +60,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
     target = outcome.target
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
-    parts += [MIXED] if is_mixed(outcome) else []
+    parts += [PRECISION] if tells_precision(outcome) else []
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",
@@ -95,7 +95,7 @@ def _results(outcome: Outcome) -> str:
         seconds = plain_number(accuracy.cpu_seconds)
         moved = [(cell(f"{name} before"), cell(f"{name} after")) for name in searched]
         searches = [UNDEFINED if UNDEFINED in both else " → ".join(both) for both in moved]
-        precision = [precision_words(accuracy)] if is_mixed(outcome) else []
+        precision = [precision_words(accuracy)] if tells_precision(outcome) else []
         rows.append([*place, *(cell(metric) for metric in SHOWN), *searches, state, seconds, *precision])
-    head = ["", "", *SHOWN, *searched, "n", "CPU s a run", *(["precision"] if is_mixed(outcome) else [])]
+    head = ["", "", *SHOWN, *searched, "n", "CPU s a run", *(["precision"] if tells_precision(outcome) else [])]
     return markdown_table(head, rows, right=2)

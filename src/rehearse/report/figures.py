@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,23 +72,37 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
 
 
 def by_codes(outcome: Outcome, figure: Any) -> None:
-    """Figures 5 to 7: accuracy and forgetting by the number of stored codes, mean and 95 % interval over seeds."""
+    """Figures 5 to 7: accuracy and forgetting by the number of stored codes, mean and 95 % interval over seeds.
+
+    What was not run is a gap; one seed has no interval.
+    """
     figure.set_size_inches(5.5, 2.4)
     columns = list(dict.fromkeys(column for _, column in outcome.runs))
-    rows = list(dict.fromkeys(row for row, _ in outcome.runs))
+    rows = [row for row in dict.fromkeys(row for row, _ in outcome.runs) if _seeds(outcome, row, columns)]
     for axes, metric in zip(figure.subplots(1, 2), ("accuracy", "forgetting"), strict=True):
         for index, row in enumerate(rows):
             colour, marker = LOOKS.get(row, ("black", "x"))
             shift = 0.08 * (index - (len(rows) - 1) / 2)
-            found = [(place, summary(_values(outcome, row, column, metric))) for place, column in enumerate(columns)]
-            found = [(place, point) for place, point in found if point.n]
-            half = [0 if p.interval is None else 50 * (p.interval[1] - p.interval[0]) for _, p in found]
-            where, heights = [place + shift for place, _ in found], [100 * p.mean for _, p in found]
-            axes.errorbar(where, heights, half, color=colour, marker=marker, capsize=2, label=row)
-        axes.set_xticks(range(len(columns)), columns)
+            found = [summary(_values(outcome, row, column, metric)) for column in columns]
+            heights = [100 * point.mean if point.n else np.nan for point in found]
+            half = [np.nan if p.interval is None else 50 * (p.interval[1] - p.interval[0]) for p in found]
+            where = np.arange(len(columns)) + shift
+            label = f"{row} (n = {_seeds(outcome, row, columns)})"
+            axes.errorbar(where, heights, half, color=colour, marker=marker, capsize=2, label=label)
+        axes.set_xticks(range(len(columns)), [column.removesuffix(" codes") for column in columns])
+        axes.set_xlim(-0.4, len(columns) - 0.6)
+        axes.set_xlabel("stored codes")
         axes.set_ylabel(f"{metric} (%)")
         axes.grid(axis="x", visible=False)
     axes.legend(loc="best")
+
+
+def _seeds(outcome: Outcome, row: str, columns: Sequence[str]) -> str:
+    """How many runs there are in each column, once where it is the same; nothing where there are none."""
+    counts = [len(outcome.runs.get((row, column), {})) for column in columns]
+    if not any(counts):
+        return ""
+    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 
 def _values(outcome: Outcome, row: str, column: str, metric: str) -> list[float]:

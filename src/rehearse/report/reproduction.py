@@ -25,9 +25,10 @@ SETTLING = (
     "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
     "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
 )
-MIXED = (
-    "*Precision*: bfloat16-scoring trains in float32 and scores candidates in bfloat16; where two are named, seeds of "
-    "both are counted, and a paired difference may hold one against the other."
+PRECISION = (
+    "*Precision*: bfloat16-scoring trains in float32 and scores candidates, or searches, in bfloat16; bfloat16 trains "
+    "and predicts in it too; where two are named, seeds of both are counted, and a paired difference may hold one "
+    "against the other."
 )
 
 
@@ -54,13 +55,13 @@ def outcome_table(outcome: Outcome) -> Table:
     return table
 
 
-def is_mixed(outcome: Outcome) -> bool:
-    """Whether its runs were not all computed in the same precision."""
-    return len({precision for line in outcome.lines for precision in line.precisions}) > 1
+def tells_precision(outcome: Outcome) -> bool:
+    """Whether some of its runs were computed in another precision than float32."""
+    return any(precision not in ("auto", "float32") for line in outcome.lines for precision in line.precisions)
 
 
 def _head(outcome: Outcome) -> tuple[str, ...]:
-    return (*HEAD, "precision") if is_mixed(outcome) else HEAD
+    return (*HEAD, "precision") if tells_precision(outcome) else HEAD
 
 
 def outcome_differences_table(outcome: Outcome) -> Table | None:
@@ -115,7 +116,7 @@ def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
         printed or UNDEFINED,
         judgement(line),
     )
-    return (*cells, precision_words(line)) if is_mixed(outcome) else cells
+    return (*cells, precision_words(line)) if tells_precision(outcome) else cells
 
 
 def _count(line: Line, seeds: int) -> str:
@@ -192,7 +193,7 @@ def outcome_markdown(outcome: Outcome) -> str:
     parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
-    parts += [MIXED] if is_mixed(outcome) else []
+    parts += [PRECISION] if tells_precision(outcome) else []
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
@@ -209,7 +210,7 @@ def _short_markdown(outcome: Outcome) -> str:
     if not rows:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
     parts = [markdown_table(_head(outcome), rows, right=3)]
-    parts += [MIXED] if is_mixed(outcome) else []
+    parts += [PRECISION] if tells_precision(outcome) else []
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
@@ -229,7 +230,9 @@ def filled(text: str, outcomes: Sequence[Outcome]) -> str:
 
 
 def command(line: Line, target: str) -> str:
-    return f"rehearse reproduce {target} --only {line.entry.method}"
+    by_itself = line.precisions != ("bfloat16",)  # which nobody gets without asking
+    precision = "" if by_itself else " --precision bfloat16"
+    return f"rehearse reproduce {target} --only {line.entry.method}{precision}"
 
 
 def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
