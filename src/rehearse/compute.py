@@ -268,6 +268,15 @@ def scoring_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) -
 
 
 @contextlib.contextmanager
+def modes_of(model: nn.Module, copied: nn.Module) -> Iterator[None]:
+    """The parts of a copy of the model in the modes of the model's own."""
+    with _modes_restored(copied.modules()) as modes:
+        for (module, _), own in zip(modes, model.modules(), strict=True):
+            _set_mode(module, own.training)
+        yield
+
+
+@contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     with _modes_restored(model.modules()), _asked_to(model, train=False):
         yield

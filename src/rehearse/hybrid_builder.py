@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,4 +74,5 @@ def hybrid(spec: Spec, problem: Problem) -> Learner:
 def _search(spec: Spec, options: dict[str, Any]) -> CodeSearch:
     search = LatentSearch(options["search_steps"], options["step_size"])
     weights = {name: options[name] for name in ("kl", "entropy", "foreseen_entropy")}
-    return CodeSearch(search, candidates=candidates(spec), **weights)
+    code_search = CodeSearch(search, **weights)
+    return code_search if spec.candidates is None else replace(code_search, candidates=candidates(spec))

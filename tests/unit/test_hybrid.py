@@ -272,6 +272,10 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     torch.testing.assert_close(half.floats(half.encode(x)), codes, rtol=1e-3, atol=1e-4)
 
 
+def brought_up_to_date(made: AutoencoderReplay) -> None:
+    made._carry_out(hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0]))
+
+
 @pytest.mark.parametrize("codes", ["float32", "float16", "uint8"])
 def test_when_the_autoencoder_changes_every_code_is_read_with_the_old_and_written_with_the_new(codes: str) -> None:
     made = learner(capacity=37, codes=codes)
@@ -280,7 +284,7 @@ def test_when_the_autoencoder_changes_every_code_is_read_with_the_old_and_writte
         for parameter in made.autoencoder.parameters():
             parameter.mul_(1.2)
     old, before = made.codec, made.memory.all()
-    made._refresh(TASKS[0][0])
+    brought_up_to_date(made)
     after = made.memory.all()
     for row in range(len(before)):
         image = old.read(before.x[row : row + 1])
@@ -293,8 +297,8 @@ def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch:
     counts = {}
     for refresh in ("epoch", "task"):
         made, calls = learner(refresh=refresh, autoencoder_epochs=3), []
-        plain = made._refresh
-        monkeypatch.setattr(made, "_refresh", lambda sample, calls=calls, plain=plain: (calls.append(1), plain(sample)))
+        plain = made._carry_out
+        monkeypatch.setattr(made, "_carry_out", lambda it, calls=calls, plain=plain: (calls.append(1), plain(it)))
         run(made)
         counts[refresh] = len(calls)
         assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
@@ -304,8 +308,8 @@ def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch:
 
 def test_without_begin_task_it_learns_as_it_goes_and_the_codes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     made, due = learner(refresh_every=6), []
-    plain = made._refresh
-    monkeypatch.setattr(made, "_refresh", lambda x: (due.append(made._unprepared_batches), plain(x)))
+    plain = made._carry_out
+    monkeypatch.setattr(made, "_carry_out", lambda it: (due.append(made._unprepared_batches + 1), plain(it)))
     x, y = images(70, 5, (0, 1))
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
@@ -505,7 +509,7 @@ def test_codes_are_brought_up_to_date_all_or_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hybrid_codes.Codec, "encode", refused)
     codec = made.codec
     with pytest.raises(InvalidInput, match="too large"):
-        made._refresh(TASKS[0][0])
+        brought_up_to_date(made)
     assert made.codec is codec
     assert torch.equal(made.memory.all().x, codes)
 

@@ -71,6 +71,12 @@ def check_positive(**numbers: Any) -> None:
             raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")
 
 
+def check_switches(**switches: Any) -> None:
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise InvalidType(f"{name} is {switch!r}; it must be True or False")
+
+
 def check_not_negative(**numbers: Any) -> None:
     for name, number in numbers.items():
         if not is_number(number) or not 0 <= number < math.inf:

@@ -12,13 +12,20 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import RandomState, evaluation_mode, in_parts, training_mode
-from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..errors import CheckpointError, InvalidInput
 from ..gradients import Gradient
 from ..latent import Elbo
 from ..losses import soft_cross_entropy
 from ..parts import buffer_copies, load_unsaved, unsaved_copies
 from .base import Learner
-from .checks import check_not_negative, check_optimizer_fits, check_positive, check_second, one_tensor
+from .checks import (
+    check_not_negative,
+    check_optimizer_fits,
+    check_positive,
+    check_second,
+    check_switches,
+    one_tensor,
+)
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
 from .generative_retrieval import LatentRetrieval, check_retrievals
@@ -76,8 +83,7 @@ class GenerativeReplay(Learner):
         super().__init__(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
         check_second(generator, generator_optimizer, clip, "generator", ("latent", "encode", "decode", "loss"))
         check_retrievals(classifier_retrieval, generator_retrieval)
-        if not isinstance(reuse, bool):
-            raise InvalidType(f"reuse is {reuse!r}; it must be True or False")
+        check_switches(reuse=reuse)
         check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
         check_not_negative(replay_weight=replay_weight, beta=beta)
         self.generator: nn.Module = generator

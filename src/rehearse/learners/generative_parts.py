@@ -28,15 +28,18 @@ class PreviousClassifier:
         return cls(frozen_copy(classifier))
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: value.clone() for name, value in self.network.state_dict().items()}
+        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
+        return {"weights": weights, "buffers": unsaved_copies(self.network)}
 
-    def load_state_dict(self, weights: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into a copy of the present classifier, whose head may have grown since."""
+        weights = state["weights"]
         if outputs(self.network):
             name, head = find_head(self.network)
             saved = weights.get(f"{name}.weight" if name else "weight", head.weight)
             resize(self.network, torch.optim.SGD(self.network.parameters()), len(saved))
         self.network.load_state_dict(weights)
+        load_unsaved(self.network, state["buffers"])
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,16 @@ class Snapshot:
         return cls(frozen_copy(classifier), frozen_copy(generator))
 
     def state_dict(self) -> dict[str, Any]:
-        networks = {"classifier": self.classifier, "generator": self.generator}
-        saved: dict[str, Any] = {
-            name: {key: value.clone() for key, value in network.state_dict().items()}
-            for name, network in networks.items()
+        return {
+            "classifier": PreviousClassifier(self.classifier).state_dict(),
+            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
+            "generator_buffers": unsaved_copies(self.generator),
         }
-        return saved | {f"{name}_buffers": unsaved_copies(network) for name, network in networks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
         self.generator.load_state_dict(state["generator"])
-        for name, network in (("classifier", self.classifier), ("generator", self.generator)):
-            load_unsaved(network, state[f"{name}_buffers"])
+        load_unsaved(self.generator, state["generator_buffers"])
 
 
 @dataclass(frozen=True)

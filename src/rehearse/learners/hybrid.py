@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
-from ..compute import evaluation_mode, in_parts, scoring_mode
+from ..compute import evaluation_mode, in_parts, modes_of, scoring_mode
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient
 from ..lookahead import Lookahead
@@ -20,12 +20,12 @@ from ..losses import in_full
 from ..memory import Memory
 from ..parts import buffer_copies
 from .base import Learner
-from .checks import check_positive, check_second, is_number, one_tensor
+from .checks import check_positive, check_second, check_switches, is_number, one_tensor
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier, restored
 from .hybrid_codec import Codec, CodeType, Statistics
-from .hybrid_codes import CALIBRATION_ROWS, Form, brought_up_to_date, read_ahead, renewed, sizes
-from .hybrid_search import CodeSearch
+from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
+from .hybrid_search import CodeSearch, check_search
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
 
@@ -112,7 +112,14 @@ class AutoencoderReplay(Learner):
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
         if refresh not in get_args(Refresh):
             raise InvalidInput(f"refresh is {refresh!r}; it must be {' or '.join(get_args(Refresh))}")
-        self.autoencoder, self.autoencoder_optimizer = autoencoder, autoencoder_optimizer
+        check_switches(
+            autoencode_incoming=autoencode_incoming,
+            autoencode_test=autoencode_test,
+            autoencode_virtual=autoencode_virtual,
+            exclude_current_task=exclude_current_task,
+        )
+        if search is not None:
+            check_search(search, budget // copies)
         self.memory, self.search = memory, search
         self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
         self.autoencoder_epochs, self.autoencoder_batch = autoencoder_epochs, autoencoder_batch
@@ -121,14 +128,22 @@ class AutoencoderReplay(Learner):
         self.autoencode_virtual = autoencode_virtual
         self.refresh, self.refresh_every, self.snapshot_every = refresh, refresh_every, snapshot_every
         self.exclude_current_task = exclude_current_task
-        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, precision, clip, seed)
+        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, precision, seed)
         self.codec = Codec(autoencoder, codes, statistics)
         self.previous: PreviousClassifier | None = None  # θ′, for the search alone
-        self._begun: tuple[int, int] | None = None  # the task that is trained for, and the steps taken
+        self._begun: tuple[int, int, int] | None = None  # the task that is trained for, its rows, the steps taken
         self._prepared_task: int | None = None  # the task whose data the autoencoder has been trained on
         self._unprepared_batches = 0
         self._batches_since_snapshot = 0
         self._input: Form | None = None  # of what arrives
+
+    @property
+    def autoencoder(self) -> nn.Module:
+        return self.training.autoencoder
+
+    @property
+    def autoencoder_optimizer(self) -> torch.optim.Optimizer:
+        return self.training.optimizer
 
     # --------------------------------------------------------------------------------------------- the classifier
 
@@ -142,15 +157,20 @@ class AutoencoderReplay(Learner):
             seen = Batch(rebuilt if self.autoencode_incoming else batch.x, batch.y)
             kept = replace(incoming, x=codes)
             columns = self.memory.check(kept)
+            update = None
+            if not prepared and self._update_is_due(self._unprepared_batches + 1):
+                update = Update.of(self.codec, self.memory, self.autoencoder, batch.x)
+                kept = replace(kept, x=update.code(codes))
             for _ in range(self.updates):
                 recalled = self._recall(incoming, codes, Batch(self._virtual(batch.x, rebuilt), batch.y))
                 losses = self._step(seen, recalled)  # θ ← SGD(B̃_n ∪ B_M, α)
+        if update is not None:
+            self._carry_out(update)
         self.memory.keep(kept, columns)  # M ← UpdateMemory(h)
         self._settle(incoming)
         self._input = Form.of(incoming.x)
         self._batches_since_snapshot += 1
-        if not prepared:
-            self._note_unprepared(batch.x)
+        self._unprepared_batches += not prepared
         return Step(*losses, recalled)
 
     def end_task(self) -> None:
@@ -207,7 +227,8 @@ class AutoencoderReplay(Learner):
         assert self.search is not None
         foreseen = Lookahead(self.model, self.optimizer, self.loss).foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
-        with scoring_mode(model), scoring_mode(previous), self.computation.autocast(self.device, scoring=True):
+        precision = self.computation.autocast(self.device, scoring=True)
+        with scoring_mode(model), modes_of(model, previous), precision:
             before = View(previous, buffer_copies(previous))
             after = View(model, foreseen | buffer_copies(model))
             try:
@@ -249,7 +270,11 @@ class AutoencoderReplay(Learner):
         size = min(self.autoencoder_batch, len(x))
         an_epoch, slots = len(x) // size, self.memory.slots(self._excluded(task))
         steps = an_epoch * self.autoencoder_epochs
-        start = self._begun[1] if self._begun is not None and self._begun[0] == task else 0
+        start = 0
+        if self._begun is not None and self._begun[0] == task:
+            _, rows, start = self._begun
+            if rows != len(x):
+                raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
@@ -257,11 +282,14 @@ class AutoencoderReplay(Learner):
                 read = read_ahead(self.codec, self.memory, slots, len(x))
             if number == 0 and read is not None:
                 self._rows_passed += len(read)
-            with self.random:
-                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
-            if number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps):
-                self._refresh(self._prepared(x[order[:CALIBRATION_ROWS]]))
-            self._begun, self._input = (task, step + 1), Form.of(x)
+            due = number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps)
+            with self._step_restored() if due else nullcontext():  # codes may be refused after the step
+                with self.random:
+                    self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
+                if due:
+                    sample = self._prepared(x[order[:CALIBRATION_ROWS]])
+                    self._carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
+            self._begun, self._input = (task, len(x), step + 1), Form.of(x)
             self._prepared_task = task if step + 1 == steps else None
             if on_step is not None:
                 on_step(step + 1, steps)
@@ -272,19 +300,29 @@ class AutoencoderReplay(Learner):
             chosen = self.training.draw(len(slots), self.autoencoder_budget)
             rehearsed = self._read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
             x = torch.cat([x, rehearsed])
-        self.training.step(x)
+        self.training.step(x, self.clip)
         self._rows_passed += 2 * len(x)
 
-    def _refresh(self, sample: Tensor) -> None:
-        self.codec = brought_up_to_date(self.codec, self.memory, self.autoencoder, sample)
+    def _carry_out(self, update: Update) -> None:
+        self.codec = update.carried_out(self.memory)
         self._rows_passed += 2 * len(self.memory)
 
-    def _note_unprepared(self, x: Tensor) -> None:
-        """Nobody has trained the autoencoder ahead, so it has moved: bring the codes up to date if that is due."""
-        self._unprepared_batches += 1
-        number, every = self._unprepared_batches, self.refresh_every
-        if number % every == 0 or (number < every and number & (number - 1) == 0):
-            self._refresh(x)
+    def _update_is_due(self, batches: int) -> bool:
+        """Where nobody has trained the autoencoder ahead it has moved: after 1, 2, 4, … and then every so many."""
+        every = self.refresh_every
+        return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
+
+    @contextlib.contextmanager
+    def _step_restored(self) -> Iterator[None]:
+        """After an error the autoencoder is as it was, and has not been counted."""
+        kept = self.training.steps, self._rows_passed, self.random.get()
+        try:
+            with restored(self.autoencoder, self.autoencoder_optimizer):
+                yield
+        except BaseException:
+            self.training.steps, self._rows_passed = kept[:2]
+            self.random.set(kept[2])
+            raise
 
     # ------------------------------------------------------------------------------------- through the autoencoder
 

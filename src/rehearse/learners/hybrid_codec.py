@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..compute import scoring_mode
-from ..errors import InvalidInput, RehearseError
-from ..parts import Substitutes, buffer_copies
+from ..errors import CheckpointError, InvalidInput, RehearseError
+from ..parts import Substitutes, buffer_copies, load_unsaved, unsaved_copies
 from .generative_parts import frozen_copy
 
 CodeType = Literal["float32", "float16", "uint8"]
@@ -115,10 +115,16 @@ class Codec:
 
     def state_dict(self) -> dict[str, Any]:
         weights = {name: value.clone() for name, value in self.autoencoder.state_dict().items()}
-        return {"autoencoder": weights, "low": self.low.clone(), "step": self.step.clone()}
+        numbers = {"low": self.low.clone(), "step": self.step.clone()}
+        kinds = {"codes": self.codes, "statistics": self.statistics}
+        return {"autoencoder": weights, "buffers": unsaved_copies(self.autoencoder), **numbers, **kinds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, own in (("codes", self.codes), ("statistics", self.statistics)):
+            if state[name] != own:
+                raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
         self.autoencoder.load_state_dict(state["autoencoder"])
+        load_unsaved(self.autoencoder, state["buffers"])
         device = next(self.autoencoder.parameters()).device
         self.low, self.step = state["low"].clone().to(device), state["step"].clone().to(device)
 

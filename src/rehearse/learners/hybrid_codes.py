@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import torch
@@ -26,14 +27,29 @@ def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor
     return new
 
 
-def brought_up_to_date(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Codec:
-    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), all of them; gives the codec that reads them now."""
-    new = renewed(codec, memory, autoencoder, sample)
-    blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
-    codes = [new.encode(codec.read(memory.get(slots).x)) for slots in blocks]  # all or none: one may be refused
-    for slots, renewed_codes in zip(blocks, codes, strict=True):
-        memory.rewrite(slots, renewed_codes)
-    return new
+@dataclass(frozen=True)
+class Update:
+    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), computed before any is written: one of them may be refused."""
+
+    before: Codec
+    after: Codec
+    codes: list[tuple[Tensor, Tensor]]  # slots, and what will stand there
+
+    @classmethod
+    def of(cls, codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Update:
+        new = renewed(codec, memory, autoencoder, sample)
+        blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
+        return cls(codec, new, [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks])
+
+    def code(self, codes: Tensor) -> Tensor:
+        """A code that is not stored yet, as it will be read."""
+        return self.after.encode(self.before.read(codes))
+
+    def carried_out(self, memory: Memory) -> Codec:
+        """Write them; gives the codec that reads them now."""
+        for slots, codes in self.codes:
+            memory.rewrite(slots, codes)
+        return self.after
 
 
 def read_ahead(codec: Codec, memory: Memory, slots: Tensor, rows: int) -> Tensor | None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..errors import InvalidInput
+from ..errors import InvalidInput, InvalidType
 from ..latent import LatentSearch
 from ..losses import in_full
 from ..memory import Memory
@@ -47,6 +47,8 @@ class CodeSearch:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise InvalidInput(f"the coefficient {name} is {value!r}; it must be a finite number")
+        if not isinstance(self.search, LatentSearch):
+            raise InvalidType(f"a search among codes ascends by a LatentSearch; this is {self.search!r}")
         if self.candidates is not None:
             check_positive(candidates=self.candidates)
         self.measured = 0
@@ -69,7 +71,7 @@ class CodeSearch:
         if self.candidates is None:
             candidates = memory.all(exclude_task)
         else:
-            candidates = memory.sample(max(self.candidates, count), exclude_task, ordered=True)
+            candidates = memory.sample(self.candidates, exclude_task, ordered=True)
         return candidates.take(distinct_neighbours(found, codec.floats(candidates.x), count))
 
     def __call__(
@@ -120,6 +122,17 @@ class CodeSearch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.search.searches, self.search.fallbacks = int(state["searches"]), int(state["fallbacks"])
         self.measured, self.sums = int(state["measured"]), [float(total) for total in state["sums"]]
+
+
+def check_search(search: object, recalled: int) -> None:
+    """Refuse what could not choose so many codes."""
+    if not isinstance(search, CodeSearch):
+        raise InvalidType(f"search must be a CodeSearch, or None for codes at random; this is {search!r}")
+    if search.candidates is not None and search.candidates < recalled:
+        raise InvalidInput(
+            f"{search.candidates} candidates are fewer than the {recalled} codes that are to be recalled of them; "
+            "raise candidates or lower budget"
+        )
 
 
 def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tensor:

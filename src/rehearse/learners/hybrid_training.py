@@ -14,7 +14,7 @@ from ..compute import numpy_generator, resolve_precision, training_mode
 from ..errors import InvalidInput, RehearseError
 from ..gradients import loss_gradient
 from ..losses import in_full
-from ..parts import load_unsaved, unsaved_copies
+from ..parts import KeptBuffers, load_unsaved, unsaved_copies
 from .checks import check_optimizer_fits
 from .hybrid_codec import check_rebuilt
 from .step import mean_loss, step_along
@@ -32,12 +32,11 @@ class AutoencoderTraining:
         autoencoder: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: str,
-        clip: float | None,
         seed: int,
     ) -> None:
         self.autoencoder, self.optimizer = autoencoder, optimizer
         device = next(autoencoder.parameters()).device
-        self.computation, self.clip = resolve_precision(precision, autoencoder, device), clip
+        self.computation = resolve_precision(precision, autoencoder, device)
         if self.computation.channels_last:
             autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seed = seed
@@ -52,10 +51,10 @@ class AutoencoderTraining:
         generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
         return torch.from_numpy(generator.choice(rows, min(count, rows), replace=False))
 
-    def step(self, x: Tensor) -> float:
+    def step(self, x: Tensor, clip: float | None = None) -> float:
         """One step on these inputs; gives the loss before it. Refused, it leaves everything as it was."""
         autoencoder: Any = self.autoencoder
-        buffers = {name: buffer.clone() for name, buffer in autoencoder.named_buffers()}
+        buffers = KeptBuffers(autoencoder.modules())
         try:
             with torch.enable_grad(), training_mode(autoencoder):
                 with self.computation.autocast(x.device, scoring=False):
@@ -63,11 +62,9 @@ class AutoencoderTraining:
                 check_rebuilt(x, rebuilt)
                 loss = mean_loss(F.mse_loss(in_full(rebuilt), x))
                 gradient = loss_gradient(loss, autoencoder, self.optimizer)
-                step_along(gradient, autoencoder, self.optimizer, self.clip)
+                step_along(gradient, autoencoder, self.optimizer, clip)
         except BaseException as problem:
-            with torch.no_grad():
-                for name, buffer in autoencoder.named_buffers():
-                    buffer.copy_(buffers[name])
+            buffers.put_back()
             if isinstance(problem, RuntimeError | ValueError | TypeError | IndexError) and not isinstance(
                 problem, RehearseError
             ):

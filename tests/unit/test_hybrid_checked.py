@@ -1,0 +1,233 @@
+"""Replay from codes: what is refused, and that whatever is refused leaves everything as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_hybrid import SHAPE, TASKS, Tiny, learner, run
+from torch import Tensor, nn
+
+from rehearse import Batch
+from rehearse.compute import modes_of
+from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.learners.hybrid_codec import Codec
+from rehearse.methods import Problem, build, prepare_for, resolve
+from rehearse.nets import ConvAutoencoder, make_network
+from sameness import assert_same
+
+
+class Counting(nn.Module):
+    """Adds how often it was trained; a number that torch does not save."""
+
+    seen: Tensor
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def _count(self) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return self.seen / 100
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) + self._count()
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.inner.encode(x) + self._count()
+
+    def decode(self, code: Tensor) -> Tensor:
+        return self.inner.decode(code)
+
+
+def with_networks(classifier: nn.Module, autoencoder: nn.Module, **options: Any) -> AutoencoderReplay:
+    made = learner()
+    sgd = torch.optim.SGD(classifier.parameters(), lr=0.1)
+    adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
+    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
+    return AutoencoderReplay(classifier, sgd, autoencoder, adam, made.memory, **options)
+
+
+@pytest.mark.parametrize("search", [3, True, "mir", CodeSearch().search])
+def test_a_search_that_is_none_is_refused(search: Any) -> None:
+    with pytest.raises(InvalidType, match="search must be a CodeSearch"):
+        learner(search=search)
+
+
+def test_a_search_needs_a_latent_search() -> None:
+    with pytest.raises(InvalidType, match="LatentSearch"):
+        CodeSearch(search=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["autoencode_incoming", "autoencode_test", "autoencode_virtual", "exclude_current_task"]
+)
+@pytest.mark.parametrize("value", ["no", 0, None])
+def test_switches_are_true_or_false(name: str, value: Any) -> None:
+    with pytest.raises(InvalidType, match=f"{name} is {value!r}"):
+        learner(**{name: value})
+
+
+def test_a_search_among_too_few_candidates_is_no_search() -> None:
+    with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 codes"):
+        learner(search=CodeSearch(candidates=10), budget=20)
+    learner(search=CodeSearch(candidates=10), budget=20, copies=2)
+
+
+def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
+    spec = resolve("ae-mir", "split-mnist", {})
+    shape = (1, 28, 28)
+    network = lambda: make_network(spec.network, classes=10, input_shape=shape)  # noqa: E731
+    made = build(spec, Problem(10, 5, shape, prepare_for("unit"), network))
+    assert isinstance(made, AutoencoderReplay)
+    assert made.search is not None
+    assert made.search.candidates == 500
+
+
+def test_the_optimiser_that_is_named_is_the_one_that_steps() -> None:
+    made = learner()
+    assert made.autoencoder_optimizer is made.training.optimizer
+    assert made.autoencoder is made.training.autoencoder
+    with pytest.raises(AttributeError):
+        made.autoencoder_optimizer = None  # type: ignore[misc, assignment]
+
+
+class _Refusing:
+    """Lets encoding fail from a certain call on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.active = False
+        plain = Codec.encode
+
+        def encode(codec: Codec, x: Tensor) -> Tensor:
+            if self.active and codec is not self.known:
+                raise InvalidInput("the codes of these inputs are not finite")
+            return plain(codec, x)
+
+        monkeypatch.setattr(Codec, "encode", encode)
+
+    def from_now_on(self, made: AutoencoderReplay) -> None:
+        """What the codec of today encodes is fine; what a new one does is refused."""
+        self.active, self.known = True, made.codec
+
+
+def test_a_batch_whose_update_of_the_codes_is_refused_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, refusing = learner(), _Refusing(monkeypatch)
+    x, y = TASKS[0]
+    for start in (0, 5, 10):
+        made.observe(x[start : start + 5], y[start : start + 5])
+    before = made.state_dict()
+    refusing.from_now_on(made)
+    with pytest.raises(InvalidInput, match="not finite"):
+        made.observe(x[15:], y[15:])  # the fourth batch without preparation: codes are brought up to date
+    assert_same(made.state_dict(), before)
+    refusing.active = False
+    made.observe(x[15:], y[15:])
+
+
+def test_a_preparation_whose_update_of_the_codes_is_refused_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, refusing = learner(), _Refusing(monkeypatch)
+    run(made, tasks=1)
+    x, y = TASKS[1]
+    states: list[Any] = []
+    refusing.from_now_on(made)
+    with pytest.raises(InvalidInput, match="not finite"):
+        made.begin_task(Batch(x, y, 1), 1, lambda done, of: states.append(made.state_dict()))
+    assert len(states) == 3  # the fourth step ends an epoch
+    assert_same(made.state_dict(), states[-1])
+    refusing.active = False
+    made.begin_task(Batch(x, y, 1), 1)
+    whole = learner()
+    run(whole, tasks=1)
+    whole.begin_task(Batch(x, y, 1), 1)
+    assert_same(made.state_dict(), whole.state_dict())
+
+
+def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
+    made = learner()
+    x, y = TASKS[0]
+
+    def stop(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.begin_task(Batch(x, y, 0), 0, stop)
+    with pytest.raises(InvalidInput, match="task 0 began with 20 rows, these are 15"):
+        made.begin_task(Batch(x[:15], y[:15], 0), 0)
+    made.begin_task(Batch(x, y, 0), 0)
+
+
+def test_buffers_that_torch_does_not_save_come_back() -> None:
+    def counting() -> AutoencoderReplay:
+        torch.manual_seed(7)
+        return with_networks(Counting(Tiny()), Counting(ConvAutoencoder(SHAPE, channels=3, depth=1)), search=SEARCH())
+
+    made, other = counting(), counting()
+    run(made)
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 2), 2)
+    other.load_state_dict(made.state_dict())
+    assert made.previous is not None
+    assert other.previous is not None
+    assert float(made.previous.network.seen) > 0
+    assert torch.equal(other.previous.network.seen, made.previous.network.seen)  # type: ignore[arg-type]
+    assert torch.equal(other.rebuild(x), made.rebuild(x))
+    for one in (made, other):
+        one.observe(x[:5], y[:5], 2)
+    assert_same(other.state_dict(), made.state_dict())
+
+
+def SEARCH() -> CodeSearch:
+    return CodeSearch(candidates=20)
+
+
+def test_codes_of_another_kind_are_refused() -> None:
+    made, other = learner(codes="uint8"), learner(codes="float32")
+    run(made, tasks=1)
+    before = other.state_dict()
+    with pytest.raises(CheckpointError, match="codes='uint8', this one codes='float32'"):
+        other.load_state_dict(made.state_dict())
+    assert_same(other.state_dict(), before)
+
+
+def test_a_copy_takes_over_which_parts_are_frozen() -> None:
+    model, copied = Tiny(), Tiny().eval()
+    model.body[1].eval()
+    with modes_of(model, copied):
+        assert [part.training for part in copied.modules()] == [part.training for part in model.modules()]
+    assert not any(part.training for part in copied.modules())
+
+
+def test_the_previous_classifier_keeps_frozen_batch_norm_frozen_in_the_search() -> None:
+    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=SEARCH())
+    made.model.train()
+    made.model.body[1].eval()
+    run(made, tasks=1)
+    assert made.previous is not None
+    modes = []
+    made.previous.network.body[1].register_forward_pre_hook(lambda part, _: modes.append(part.training))
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1)
+    made.observe(x[:5], y[:5], 1)
+    assert modes
+    assert not any(modes)
+
+
+class Growing(ConvAutoencoder):
+    """Makes a buffer in its first pass, and cannot take what follows."""
+
+    def decode(self, code: Tensor) -> Tensor:
+        self.register_buffer("made", torch.zeros(()))
+        raise RuntimeError("too large")
+
+
+def test_an_autoencoder_that_fails_after_making_a_buffer_is_told_as_what_it_is() -> None:
+    made = with_networks(Tiny(), Growing(SHAPE, channels=3, depth=1))
+    x, y = TASKS[0]
+    with pytest.raises(InvalidInput, match="cannot take this batch: too large"):
+        made.begin_task(Batch(x, y, 0), 0)
+    assert "made" not in dict(made.autoencoder.named_buffers())
