@@ -22,7 +22,7 @@ from ..parts import buffer_copies
 from .base import Learner
 from .checks import check_positive, check_second, check_switches, is_number, one_tensor
 from .generative_objectives import View
-from .generative_parts import PreviousClassifier, restored
+from .generative_parts import PreviousClassifier
 from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
 from .hybrid_search import CodeSearch, check_search
@@ -283,9 +283,8 @@ class AutoencoderReplay(Learner):
             if number == 0 and read is not None:
                 self._rows_passed += len(read)
             due = number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps)
-            with self._step_restored() if due else nullcontext():  # codes may be refused after the step
-                with self.random:
-                    self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
+            with self._after_which_codes_may_be_refused() if due else self.random:
+                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
                 if due:
                     sample = self._prepared(x[order[:CALIBRATION_ROWS]])
                     self._carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
@@ -313,16 +312,9 @@ class AutoencoderReplay(Learner):
         return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
 
     @contextlib.contextmanager
-    def _step_restored(self) -> Iterator[None]:
-        """After an error the autoencoder is as it was, and has not been counted."""
-        kept = self.training.steps, self._rows_passed, self.random.get()
-        try:
-            with restored(self.autoencoder, self.autoencoder_optimizer):
-                yield
-        except BaseException:
-            self.training.steps, self._rows_passed = kept[:2]
-            self.random.set(kept[2])
-            raise
+    def _after_which_codes_may_be_refused(self) -> Iterator[None]:
+        with self._transaction(), self.training.restored():
+            yield
 
     # ------------------------------------------------------------------------------------- through the autoencoder
 
@@ -429,14 +421,13 @@ class AutoencoderReplay(Learner):
     @contextlib.contextmanager
     def _own_transaction(self, prepared: bool) -> Iterator[None]:
         """After an error everything beyond the classifier is put back as it was."""
-        kept = self.codec, self.previous, self._batches_since_snapshot, self.training.steps
+        kept = self.codec, self.previous, self._batches_since_snapshot
         search = None if self.search is None else self.search.state_dict()
-        autoencoder = nullcontext() if prepared else restored(self.autoencoder, self.autoencoder_optimizer)
         try:
-            with self.memory.transaction(), autoencoder:
+            with self.memory.transaction(), nullcontext() if prepared else self.training.restored():
                 yield
         except BaseException:
-            self.codec, self.previous, self._batches_since_snapshot, self.training.steps = kept
+            self.codec, self.previous, self._batches_since_snapshot = kept
             if self.search is not None and search is not None:
                 self.search.load_state_dict(search)
             raise

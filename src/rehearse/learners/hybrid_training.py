@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from ..gradients import loss_gradient
 from ..losses import in_full
 from ..parts import KeptBuffers, load_unsaved, unsaved_copies
 from .checks import check_optimizer_fits
+from .generative_parts import restored
 from .hybrid_codec import check_rebuilt
 from .step import mean_loss, step_along
 
@@ -72,6 +75,17 @@ class AutoencoderTraining:
             raise
         self.steps += 1
         return loss.item()
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """After an error the autoencoder is as it was before the block, and its steps have not been counted."""
+        steps = self.steps
+        try:
+            with restored(self.autoencoder, self.optimizer):
+                yield
+        except BaseException:
+            self.steps = steps
+            raise
 
     def state_dict(self) -> dict[str, Any]:
         return {

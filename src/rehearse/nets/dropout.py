@@ -25,7 +25,6 @@ class Dropout(nn.Module):
         if not 0 <= p < 1:
             raise InvalidInput(f"dropout is {p!r}; it must be at least 0 and below 1")
         self.p = p
-        self._dropped = min(round(p * LEVELS), LEVELS - 1)  # of the 65,536 equally likely levels
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.mask(x)
@@ -33,13 +32,14 @@ class Dropout(nn.Module):
 
     def mask(self, x: Tensor) -> Tensor | None:
         """What entries of this shape are multiplied with: 0 or the scale; None where all stay as they are."""
-        if not self.training or not self._dropped or not x.numel():
+        dropped = min(round(self.p * LEVELS), LEVELS - 1)  # of the 65,536 equally likely levels
+        if not self.training or not dropped or not x.numel():
             return None
         numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64, device=x.device).random_(-(1 << 63), None)
         levels = numbers.view(torch.int16)[: x.numel()].view(x.shape)
         kept = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        torch.ge(levels, self._dropped - LEVELS // 2, out=kept)  # as numbers: a quarter of the time of truth values
-        return kept.mul_(LEVELS / (LEVELS - self._dropped))
+        torch.ge(levels, dropped - LEVELS // 2, out=kept)  # as numbers: a quarter of the time of truth values
+        return kept.mul_(LEVELS / (LEVELS - dropped))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
