@@ -96,6 +96,15 @@ def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
     return F.cross_entropy(in_full(scores), known, reduction="none")
 
 
+def soft_cross_entropy_with_gradient(scores: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and the gradient of its mean without autograd: (softmax(scores) Σ q − q) / n."""
+    unknown = scores.shape[1] - probabilities.shape[1]
+    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
+    logs = F.log_softmax(in_full(scores), dim=1)
+    losses = -(known * logs).sum(1)
+    return losses, logs.exp_().mul_(known.sum(1, keepdim=True)).sub_(known).div_(len(scores))
+
+
 class AsymmetricCrossEntropy:
     """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.
 

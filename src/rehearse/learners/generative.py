@@ -15,7 +15,7 @@ from ..compute import RandomState, evaluation_mode, in_parts, training_mode
 from ..errors import CheckpointError, InvalidInput
 from ..gradients import Gradient
 from ..latent import Elbo
-from ..losses import soft_cross_entropy
+from ..losses import CrossEntropy, soft_cross_entropy, soft_cross_entropy_with_gradient
 from ..parts import buffer_copies, load_unsaved, unsaved_copies
 from .base import Learner
 from .checks import (
@@ -292,22 +292,39 @@ class GenerativeReplay(Learner):
         steady = updates > 1 and self._plain_steps and can_stay(self.model, self.optimizer, rows)
         steps = SameRows(self.model, self.optimizer, rows) if steady else None
         for _ in range(updates):
-            scores = self._forward_prepared(rows) if steps is None else steps.forward()
-            loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
-            recalled = None
-            if replay is not None:
-                recalled = mean_loss(soft_cross_entropy(scores[len(batch) :], replay.probabilities))
-                loss = incoming + self.replay_weight * recalled
+            by_hand = steps.pass_by_hand() if steps is not None and type(self.loss) is CrossEntropy else None
+            if steps is not None and by_hand is not None:
+                incoming, recalled, of_scores = self._losses_with_gradient(by_hand.scores, batch, replay)
+                gradient = steps.step_by_hand(by_hand, of_scores)
+            else:
+                scores = self._forward_prepared(rows) if steps is None else steps.forward()
+                loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
+                recalled = None
+                if replay is not None:
+                    recalled = mean_loss(soft_cross_entropy(scores[len(batch) :], replay.probabilities))
+                    loss = incoming + self.replay_weight * recalled
+                gradient = self._gradient(loss) if steps is None else steps.step(loss)
             if steps is None:
-                gradient = self._gradient(loss)
                 self._apply(gradient)
             else:
-                gradient = steps.step(loss)
                 self._rows_passed, self.moves = self._rows_passed + len(rows), self.moves + 1
         if steps is not None:
             steps.finish()
         self._keep_gradient("classifier", self.classifier_retrieval, gradient)
         return incoming.item(), None if recalled is None else recalled.item()
+
+    def _losses_with_gradient(
+        self, scores: Tensor, batch: Batch, replay: Imagined | None
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The mean losses of both parts, and the gradient of their weighted sum by the scores."""
+        assert isinstance(self.loss, CrossEntropy)
+        n = len(batch)
+        incoming, of_scores = self.loss.with_gradient(scores[:n], batch, recalled=False)
+        if replay is None:
+            return mean_loss(incoming), None, of_scores
+        recalled, of_recalled = soft_cross_entropy_with_gradient(scores[n:], replay.probabilities)
+        both = torch.cat([of_scores, of_recalled.mul_(self.replay_weight)])
+        return mean_loss(incoming), mean_loss(recalled), both
 
     def _update_generator(self, batch: Batch, replay: Imagined | None, updates: int) -> None:
         rows, n = self._joined(batch, replay), len(batch)

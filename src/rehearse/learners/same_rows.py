@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,15 @@ class LinearFirst(Protocol):
         """From the layer's outputs to the scores."""
 
 
+class RestByHand(Protocol):
+    """A pass through what follows the first layer, whose gradient is known without autograd."""
+
+    scores: Tensor
+
+    def gradient(self, of_scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Δ of what came in, and the gradient of the parameters by name."""
+
+
 class SameRows:
     """Steps on rows X that stay: what the first layer makes of them is moved instead of its weight.
 
@@ -61,6 +70,24 @@ class SameRows:
         self._leaf = self._outputs.detach().requires_grad_()
         return self._split.rest(self._leaf + self._split.first.bias)
 
+    def pass_by_hand(self) -> RestByHand | None:
+        """The same without autograd, where the model's class offers that for what follows the first layer."""
+        model: Any = self._model
+        offered = vars(type(model))
+        if "rest_by_hand" not in offered or vars(model).keys() & offered.keys():
+            return None
+        if any(parameter._backward_hooks for parameter, _ in self._stepped.values()):
+            return None
+        passed: RestByHand | None = model.rest_by_hand(self._outputs + self._split.first.bias.detach())
+        return passed
+
+    def step_by_hand(self, passed: RestByHand, of_scores: Tensor) -> Gradient:
+        """One step, from the gradient of the scores of `pass_by_hand`."""
+        delta, gradient = passed.gradient(of_scores)
+        bias = [name for name, (parameter, _) in self._stepped.items() if parameter is self._split.first.bias]
+        gradient |= {name: delta.sum(0) for name in bias}
+        return self._take(delta, {name: gradient[name] for name in self._stepped if name in gradient})
+
     def step(self, loss: Tensor) -> Gradient:
         """One step down the gradient of a loss of `forward`'s scores."""
         others = {name: parameter for name, (parameter, _) in self._stepped.items() if name != self._name}
@@ -71,9 +98,11 @@ class SameRows:
                 f"{type(self._model).__name__}.rest uses the weight of `first` again, so the model does not split "
                 "there; give `first` or `rest` another name"
             )
+        return self._take(delta, {name: value for name, value in zip(others, values, strict=True) if value is not None})
+
+    def _take(self, delta: Tensor, gradient: dict[str, Tensor]) -> Gradient:
         if not bool(delta.sum().isfinite()):
             raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
-        gradient = {name: value for name, value in zip(others, values, strict=True) if value is not None}
         step_along(gradient, self._model, self._optimizer, stepped=self._stepped)
         self._outputs.addmm_(self._products, delta, alpha=-self._rate)
         self._sum += delta

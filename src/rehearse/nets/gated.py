@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..chain import stopped
 from ..errors import InvalidInput
 from ..losses import in_full
 from .dropout import Dropout
+
+_through_gates = torch.ops.aten.glu_backward.default
 
 
 class GatedMLP(nn.Module):
@@ -41,6 +45,13 @@ class GatedMLP(nn.Module):
         """From what the first layer's weights make of the inputs to the logits."""
         return F.glu(in_full(self.output(self.dropout(_gated(activations)))), dim=1)
 
+    def rest_by_hand(self, activations: Tensor) -> RestPass | None:
+        """`rest` without autograd, for its gradient by hand; None where a part is not what it was made as."""
+        plain = type(self.dropout) is Dropout and type(self.output) is Gated and type(self.hidden) is Gated
+        if not plain or len(list(self.parameters())) != 4:  # some are shared, or there are more
+            return None
+        return RestPass(self, activations)
+
     def features(self, x: Tensor) -> Tensor:
         """The hidden layer, one row an example."""
         return _gated(self.hidden(self.flatten(x)))
@@ -48,6 +59,32 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One logit a class."""
         return self.rest(self.hidden(self.flatten(x)))
+
+
+class RestPass:
+    """`GatedMLP.rest` of some rows, with the random numbers that it draws, and what its gradient needs.
+
+    With a = (v, g) and t = v σ(g): Δv = Δt σ(g), Δg = Δt t (1 − σ(g)), which torch has as one function.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: GatedMLP, activations: Tensor) -> None:
+        self._activations, self._weight = activations, model.output.weight
+        self._hidden = F.glu(activations, dim=1).relu_()
+        self._kept = model.dropout.mask(self._hidden)
+        self._passed_on = self._hidden if self._kept is None else self._hidden * self._kept
+        self._outputs = model.output(self._passed_on)
+        self.scores = F.glu(self._outputs, dim=1)
+
+    @torch.no_grad()
+    def gradient(self, of_scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Δ of the activations, and the gradient of the parameters by name, from that of the scores."""
+        of_outputs = _through_gates(of_scores, self._outputs, 1)
+        gradient = {"output.weight": of_outputs.t() @ self._passed_on, "output.bias": of_outputs.sum(0)}
+        delta = of_outputs @ self._weight
+        if self._kept is not None:
+            delta = delta.mul_(self._kept)
+        return _through_gates(stopped(delta, self._hidden, 0), self._activations, 1), gradient
 
 
 class Gated(nn.Module):
