@@ -269,10 +269,12 @@ def scoring_mode(model: nn.Module, modules: Iterable[nn.Module] | None = None) -
 
 @contextlib.contextmanager
 def modes_of(model: nn.Module, copied: nn.Module) -> Iterator[None]:
-    """The parts of a copy of the model in the modes of the model's own."""
-    with _modes_restored(copied.modules()) as modes:
-        for (module, _), own in zip(modes, model.modules(), strict=True):
-            _set_mode(module, own.training)
+    """The parts of a copy of the model in the modes of the model's own; what the model has no more stays as it is."""
+    own = dict(model.named_modules())
+    with _modes_restored(copied.modules()):
+        for name, module in copied.named_modules():
+            if name in own:
+                _set_mode(module, own[name].training)
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -74,5 +73,4 @@ def hybrid(spec: Spec, problem: Problem) -> Learner:
 def _search(spec: Spec, options: dict[str, Any]) -> CodeSearch:
     search = LatentSearch(options["search_steps"], options["step_size"])
     weights = {name: options[name] for name in ("kl", "entropy", "foreseen_entropy")}
-    code_search = CodeSearch(search, **weights)
-    return code_search if spec.candidates is None else replace(code_search, candidates=candidates(spec))
+    return CodeSearch(search, candidates=candidates(spec), **weights)

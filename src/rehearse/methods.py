@@ -48,6 +48,7 @@ class Method:
     options: Mapping[str, Plain] = field(default_factory=dict)
     iid_epochs: int = 0
     version: int = 1
+    candidates: int | None = None  # where neither the stream's settings nor the user say how many
 
     @property
     def scores(self) -> bool:
@@ -147,6 +148,7 @@ METHODS: dict[str, Method] = {
         hybrid,
         CODES | {"candidates"},
         CODE_OPTIONS | CODE_SEARCH_OPTIONS,
+        candidates=500,
     ),
 }
 
@@ -189,6 +191,9 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     }
     for name in COMMON - known.uses:
         values[name] = None
+    if known.candidates is not None and values.get("candidates") is None:
+        recalled = (values.get("budget") or 0) // values["options"].get("copies", 1)
+        values["candidates"] = max(known.candidates, recalled)
     _check_candidates(values)
     values.update(method_version=known.version, stream_version=STREAMS[stream].version)
     return Spec(method=method, stream=stream, **values)

@@ -332,6 +332,23 @@ def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_target
     assert told("table1", "table3", "--only", "gem").keys() == {"table1"}
 
 
+def test_with_a_precision_only_what_was_computed_in_it_is_done(rehearse_command: Command, tmp_path: Path) -> None:
+    def to_run(*words: str) -> str:
+        code, out, _ = rehearse_command("reproduce", "figure5", "--only", "ae", "--seeds", "1", "--dry-run", *words)
+        assert code == 0
+        (line,) = [line.replace("│", " ").split() for line in out.splitlines() if "figure5" in line]
+        return line[3]
+
+    for entry in TARGETS["figure5"].only(["ae"]).entries:
+        spec = dataclasses.replace(entry.spec(0), precision="float32")
+        Store(tmp_path / "runs").put(spec, made_result(spec))
+    assert to_run() == to_run("--precision", "float32") == to_run("--precision", "bfloat16-scoring") == "0"
+    assert to_run("--precision", "bfloat16") == "3"
+    code, _, err = rehearse_command("reproduce", "figure5", "--precision", "double", "--dry-run")
+    assert code == 2
+    assert "precision is 'double'; it must be one of auto" in err
+
+
 SEARCH = {
     "classifier": {"searches": 1400, "fallbacks": 0, "interference_before": 0.25, "interference_after": 0.05,
                    "entropy_before": 0.51, "entropy_after": 0.09},

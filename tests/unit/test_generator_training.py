@@ -7,8 +7,9 @@ from torch import nn
 from rehearse.errors import InvalidInput
 from rehearse.latent import Elbo
 from rehearse.learners import GenerativeReplay
-from rehearse.learners.generator_training import GeneratorTraining
+from rehearse.learners.generator_training import GeneratorTraining, equal_weights
 from rehearse.nets import VAE
+from rehearse.nets.vae import VaePass
 
 BETA = 0.3
 
@@ -121,6 +122,9 @@ def unusual(what):
         generator.encoder[2] = generator.encoder[5]  # one ReLU in two places
     elif what == "tied":
         generator.decoder[3].weight = generator.encoder[4].weight
+    elif what == "tied and more":
+        generator.decoder[3].weight = generator.encoder[4].weight
+        generator.note = nn.Parameter(torch.zeros(()), requires_grad=False)
     elif what == "flat":
         generator.encoder[0] = nn.Flatten(0, 1)
         generator.encoder[1] = nn.Linear(3, 7).double()
@@ -129,7 +133,20 @@ def unusual(what):
 
 @pytest.mark.parametrize(
     "what",
-    ["subclass", "part", "parameter", "hook", "layer", "loss", "gradient", "sequence", "module", "twice", "tied"],
+    [
+        "subclass",
+        "part",
+        "parameter",
+        "hook",
+        "layer",
+        "loss",
+        "gradient",
+        "sequence",
+        "module",
+        "twice",
+        "tied",
+        "tied and more",
+    ],
 )
 def test_what_is_unusual_gives_what_autograd_gives(what):
     generator = unusual(what)
@@ -162,36 +179,56 @@ def test_the_learner_steps_with_the_optimiser_that_it_has_now():
     torch.testing.assert_close(list(generator.parameters()), before, rtol=0, atol=0)
 
 
-def test_frozen_parameters_stay_and_have_no_part_in_the_gradient():
+def by_hand_passes(monkeypatch):
+    """A list that grows whenever a gradient is made by hand."""
+    passed, plain = [], VaePass.gradient
+    monkeypatch.setattr(VaePass, "gradient", lambda *rest: (passed.append(1), plain(*rest))[1])
+    return passed
+
+
+def test_frozen_parameters_stay_and_have_no_part_in_the_gradient(monkeypatch):
     generator = vae()
     generator.statistics.requires_grad_(False)
     training = GeneratorTraining(generator, torch.optim.Adam(generator.parameters()), None)
     x, weights = rows()
     before = generator.statistics.weight.clone()
-    gradient = training.step(x, weights, BETA, updates=2)
-    assert not any(name.startswith("statistics") for name in gradient)
+    torch.manual_seed(2)
+    expected = by_autograd(generator, x, weights)
+    passed = by_hand_passes(monkeypatch)
+    torch.manual_seed(2)
+    torch.testing.assert_close(dict(training.step(x, weights, BETA, updates=1)), expected)
+    assert passed
     assert torch.equal(before, generator.statistics.weight)
 
 
 @pytest.mark.parametrize("clip", [None, 0.01])
-def test_steps_by_hand_end_where_those_of_autograd_do(clip):
+def test_steps_by_hand_end_where_those_of_autograd_do(clip, monkeypatch):
     x, weights = rows()
-    ends = []
+    ends, passed = [], by_hand_passes(monkeypatch)
     for kind in (VAE, type("Plain", (VAE,), {"loss": lambda self, x: VAE.loss(self, x)})):  # the second by autograd
         generator = vae(kind, dropout=0.4)
         training = GeneratorTraining(generator, torch.optim.Adam(generator.parameters(), lr=0.01), clip)
         torch.manual_seed(3)
         training.step(x, weights, BETA, updates=5)
         ends.append(dict(generator.named_parameters()))
+    assert len(passed) == 5
     torch.testing.assert_close(*ends)
 
 
-def test_inputs_that_are_no_probabilities_are_refused():
+def test_inputs_that_are_no_probabilities_are_refused_before_anything_moves():
     generator = vae()
     training = GeneratorTraining(generator, torch.optim.Adam(generator.parameters()), None)
     x, weights = rows()
+    before = [parameter.clone() for parameter in generator.parameters()]
     with pytest.raises(InvalidInput, match="inputs in \\[0, 1\\]"):
         training.step(2 * x, weights, BETA, updates=3)
+    torch.testing.assert_close(list(generator.parameters()), before, rtol=0, atol=0)
+
+
+def test_rows_of_half_precision_have_weights_of_single_precision():
+    weights = equal_weights(torch.rand(10, 3).bfloat16())
+    assert weights.dtype == torch.float32
+    assert weights.sum().item() == pytest.approx(1)
 
 
 def test_a_loss_that_is_no_number_is_refused():

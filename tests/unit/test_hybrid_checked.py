@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rehearse import Batch
 from rehearse.compute import modes_of
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
-from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes
 from rehearse.learners.hybrid_codec import Codec
 from rehearse.methods import Problem, build, prepare_for, resolve
 from rehearse.nets import ConvAutoencoder, make_network
@@ -85,7 +85,10 @@ def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
     made = build(spec, Problem(10, 5, shape, prepare_for("unit"), network))
     assert isinstance(made, AutoencoderReplay)
     assert made.search is not None
-    assert made.search.candidates == 500
+    assert made.search.candidates == spec.candidates == 500
+    assert resolve("ae-mir", "split-mnist", {"budget": 600}).candidates == 600
+    with pytest.raises(InvalidInput, match="50 candidates are fewer"):
+        resolve("ae-mir", "split-mnist", {"budget": 100, "candidates": 50})
 
 
 def test_the_optimiser_that_is_named_is_the_one_that_steps() -> None:
@@ -147,6 +150,82 @@ def test_a_preparation_whose_update_of_the_codes_is_refused_can_go_on(monkeypatc
     assert_same(made.state_dict(), whole.state_dict())
 
 
+class Noisy(ConvAutoencoder):
+    """Draws random numbers, and fails once when it is told to."""
+
+    fails = False
+
+    def decode(self, code: Tensor) -> Tensor:
+        noise = torch.rand(()) if self.training else 0.5
+        if self.training and self.fails:
+            self.fails = False
+            raise RuntimeError("once")
+        return super().decode(code) + noise / 10
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_refused_step_of_the_preparation_leaves_no_trace(step: int) -> None:
+    def noisy() -> AutoencoderReplay:
+        torch.manual_seed(7)
+        return with_networks(Tiny(), Noisy(SHAPE, channels=3, depth=1), autoencoder_budget=4)
+
+    made, whole = noisy(), noisy()
+    x, y = TASKS[1]
+    for one in (made, whole):
+        run(one, tasks=1)
+    states = [made.state_dict()]
+
+    def on_step(done: int, of: int) -> None:
+        states.append(made.state_dict())
+        made.autoencoder.fails = done + 1 == step  # type: ignore[assignment]
+
+    made.autoencoder.fails = step == 1  # type: ignore[assignment]
+    with pytest.raises(InvalidInput, match="once"):
+        made.begin_task(Batch(x, y, 1), 1, on_step)
+    assert_same(made.state_dict(), states[step - 1])
+    made.begin_task(Batch(x, y, 1), 1)
+    whole.begin_task(Batch(x, y, 1), 1)
+    assert_same(made.state_dict(), whole.state_dict())
+
+
+def test_codes_are_written_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = learner()
+    run(made, tasks=1)
+    monkeypatch.setattr(hybrid_codes, "BLOCK", 5)
+    before, rewrite, calls = made.state_dict(), made.memory.rewrite, []
+
+    def failing(slots: Tensor, codes: Tensor) -> None:
+        calls.append(slots)
+        if len(calls) == 2:
+            raise OSError("no space left")
+        rewrite(slots, codes)
+
+    monkeypatch.setattr(made.memory, "rewrite", failing)
+    update = hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0])
+    with pytest.raises(OSError, match="no space left"):
+        update.carried_out(made.memory)
+    assert len(calls) > 2
+    assert_same(made.state_dict(), before)
+
+
+def test_the_preparation_leaves_the_classifier_alone() -> None:
+    made, asked = learner(), []
+    made.model.eval()
+    made.model.train = lambda mode=True: asked.append(mode)  # type: ignore[assignment, method-assign, return-value]
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 0), 0)
+    assert asked == []
+
+
+def test_a_classifier_may_gain_a_part_between_tasks() -> None:
+    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=SEARCH())
+    run(made, tasks=1)
+    made.model.add_module("extra", nn.Identity())
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1)
+    made.observe(x[:5], y[:5], 1)
+
+
 def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
     made = learner()
     x, y = TASKS[0]
@@ -159,6 +238,7 @@ def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
     with pytest.raises(InvalidInput, match="task 0 began with 20 rows, these are 15"):
         made.begin_task(Batch(x[:15], y[:15], 0), 0)
     made.begin_task(Batch(x, y, 0), 0)
+    made.begin_task(Batch(x[:15], y[:15], 0), 0)  # nothing is left to do
 
 
 def test_buffers_that_torch_does_not_save_come_back() -> None:

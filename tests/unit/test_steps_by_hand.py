@@ -8,6 +8,7 @@ from rehearse.learners import GenerativeReplay
 from rehearse.learners.same_rows import SameRows
 from rehearse.losses import soft_cross_entropy, soft_cross_entropy_with_gradient
 from rehearse.nets import VAE, GatedMLP
+from rehearse.nets.gated import RestPass
 
 
 @pytest.mark.parametrize("known", [2, 4])
@@ -73,7 +74,8 @@ def test_what_is_unusual_is_left_to_autograd(what):
 
 @pytest.mark.parametrize("replayed", [False, True])
 def test_steps_by_hand_end_where_those_of_autograd_do(replayed, monkeypatch):
-    ends = []
+    ends, passed, plain = [], [], RestPass.gradient
+    monkeypatch.setattr(RestPass, "gradient", lambda *rest: (passed.append(1), plain(*rest))[1])
     for by_hand in (True, False):
         torch.manual_seed(0)
         classifier, generator = GatedMLP(20, 7, 4, 0.4), VAE((20,), hidden=8, latent=3)
@@ -91,6 +93,7 @@ def test_steps_by_hand_end_where_those_of_autograd_do(replayed, monkeypatch):
             rows = torch.Generator().manual_seed(task)
             step = learner.observe(torch.rand(5, 20, generator=rows), torch.tensor([0, 1, 2, 3, 0]), task=task)
         ends.append([*classifier.parameters(), torch.tensor([step.incoming_loss, step.recalled_loss or 0.0])])
+    assert len(passed) == (8 if replayed else 4)
     torch.testing.assert_close(*ends)
 
 

@@ -372,15 +372,33 @@ def test_real_images_at_test_time_are_read_from_the_runs_of_ae() -> None:
     assert {row: one[0]["metrics"]["accuracy"] for row, one in runs.items()} == {"AE-Random": 0.3, "- test AE": 0.2}
 
 
-def test_of_two_precisions_the_one_that_the_others_have_counts() -> None:
+def in_precision(entry: Entry, precision: str, accuracy: float, **other: Any) -> dict[str, Any]:
+    return made_result(dataclasses.replace(entry.spec(0), precision=precision, **other), accuracy)
+
+
+@pytest.mark.parametrize(
+    ("shared", "elsewhere"), [("bfloat16", {}), ("float32", {"row"}), ("float32", {"row", "version"})]
+)
+def test_a_difference_is_of_one_precision_where_both_have_one(shared: str, elsewhere: set[str]) -> None:
+    """Whatever precision other cells of the target have, and whatever earlier versions there are."""
     target = TARGETS["figure5"]
     random, mir = (next(one for one in target.entries if one.row == row) for row in ("AE-Random", "AE-MIR"))
-    in_half = [dataclasses.replace(one.spec(0), precision="bfloat16") for one in (random, mir)]
-    in_full = dataclasses.replace(random.spec(0), precision="float32")
-    results = [made_result(in_half[0], 0.3), made_result(in_half[1], 0.31), made_result(in_full, 0.4)]
+    other = "float32" if shared == "bfloat16" else "bfloat16"
+    results = [
+        in_precision(random, shared, 0.3),
+        in_precision(mir, shared, 0.31),
+        in_precision(random, other, 0.4),
+    ]
+    version = {"method_version": 0} if "version" in elsewhere else {}
+    far = [one for one in target.entries if one.column == "10,000 codes"] if "row" in elsewhere else []
+    results += [in_precision(one, other, 0.5, **version) for one in far]
     found = outcome(target, Results(results))
-    (difference,) = [one for one in found.differences if one.metric == "accuracy"]
-    assert difference.ours.mean == pytest.approx(0.01)
-    text = outcome_markdown(found)
+    near = [one for one in found.differences if one.metric == "accuracy" and one.column == random.column]
+    assert [difference.ours.mean for difference in near] == [pytest.approx(0.01)]
+
+
+def test_what_was_trained_in_bfloat16_says_so_and_how_to_make_it() -> None:
+    target = TARGETS["figure5"]
+    text = outcome_markdown(outcome(target, Results([in_precision(target.entries[0], "bfloat16", 0.3)])))
     assert "| bfloat16 |" in text
     assert "--only ae --precision bfloat16`" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from ..compute import PRECISIONS
 from ..errors import InvalidInput, MissingExtra
 from ..experiment import Settings, with_precision
 from ..files import write_whole
+from ..methods import precision_of
 from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
@@ -59,7 +61,11 @@ def reproduce(
         typer.Option(help="Write the tables of the targets into this file too, where it has a mark for them."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help=f"What is still to run is computed in it: {', '.join(PRECISIONS)}.")
+        str,
+        typer.Option(
+            help=f"Compute in it, and count as done what is: {', '.join(PRECISIONS)}. auto: as the processor can, and "
+            "what is done in any precision is done."
+        ),
     ] = "auto",
     out: Out = Path("runs"),
     jobs: Jobs = None,
@@ -85,8 +91,8 @@ def reproduce(
     failed: list[Failed] = []
     if from_results is None:
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
-        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs)
-        earlier = Results(results_in([out], tell_damaged))
+        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
+        earlier = Results(_counting(precision, results_in([out], tell_damaged)))
         tried = {event.spec.key for event in failed}
         specs = [_in(precision, spec) for target in chosen for spec in to_run(target, earlier, seeds)]
         specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
@@ -110,7 +116,16 @@ def reproduce(
 
 def _in(precision: str, spec: Spec) -> Spec:
     """The spec in this precision, unless it has one already."""
-    return with_precision(replace(spec, precision=precision) if spec.precision == "auto" else spec)
+    found = with_precision(replace(spec, precision=precision) if spec.precision == "auto" else spec)
+    return replace(found, precision=precision_of(found))
+
+
+def _counting(precision: str, results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results that need not be made again: all, or where a precision was asked for those in it."""
+    if precision == "auto":
+        return list(results)
+    specs = ((result, Spec.from_dict(result["spec"])) for result in results)
+    return [result for result, spec in specs if precision_of(spec) == precision_of(replace(spec, precision=precision))]
 
 
 def _results_in(places: list[Path]) -> list[dict[str, Any]]:
@@ -121,10 +136,13 @@ def _results_in(places: list[Path]) -> list[dict[str, Any]]:
     return list(results_in(places, tell_damaged))
 
 
-def _draw_pictures(targets: list[Target], out: Path, settings: Settings, jobs: int | None) -> list[Failed]:
+def _draw_pictures(
+    targets: list[Target], out: Path, settings: Settings, jobs: int | None, precision: str
+) -> list[Failed]:
     """The figures that are pictures need runs that draw them; their numbers count where there are none yet."""
     place, store, tables = out / PICTURES, Store(out), out / "tables"
-    specs = list({spec.key: spec for target in targets if target.pictures for spec in target.specs(1)}.values())
+    drawing = [_in(precision, spec) for target in targets if target.pictures for spec in target.specs(1)]
+    specs = list({spec.key: spec for spec in drawing}.values())
     if not specs:
         return []
     check_pictures()
@@ -155,7 +173,7 @@ def _foretell(targets: list[Target], seeds: int | None, places: list[Path], prec
     results = list(results_in(places, tell_damaged))
     done = {result["key"] for result in results}
     drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
-    costs, found = Costs(results), Results(results)
+    costs, found = Costs(results), Results(_counting(precision, results))
     rows: list[Forecast] = []
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
@@ -163,7 +181,7 @@ def _foretell(targets: list[Target], seeds: int | None, places: list[Path], prec
         specs = {spec.key: spec for spec in (_in(precision, one) for one in to_run(target, found, seeds))}
         to_come = {key: spec for key, spec in specs.items() if key not in done}
         # a figure that is a picture needs a run that draws it, whatever results there are
-        to_draw = {spec.key: spec for spec in map(with_precision, target.specs(1)) if target.pictures}
+        to_draw = {spec.key: spec for spec in (_in(precision, one) for one in target.specs(1)) if target.pictures}
         specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
         everything |= specs
         lacking |= to_come

@@ -217,6 +217,9 @@ class Learner(ABC):
         except RehearseError:
             self._load(before)
             raise
+        except KeyError as problem:
+            self._load(before)
+            raise CheckpointError(f"the state lacks {problem}; another version of rehearse saved it") from problem
         except Exception as problem:
             self._load(before)
             raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem

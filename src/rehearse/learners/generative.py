@@ -29,7 +29,7 @@ from .checks import (
 from .generative_objectives import View, classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
 from .generative_retrieval import LatentRetrieval, check_retrievals
-from .generator_training import GeneratorTraining
+from .generator_training import GeneratorTraining, equal_weights
 from .same_rows import SameRows, can_stay
 from .step import Step, mean_loss
 
@@ -327,10 +327,10 @@ class GenerativeReplay(Learner):
         return mean_loss(incoming), mean_loss(recalled), both
 
     def _update_generator(self, batch: Batch, replay: Imagined | None, updates: int) -> None:
-        rows, n = self._joined(batch, replay), len(batch)
-        weights = torch.full((len(rows),), 1 / n, dtype=rows.dtype, device=rows.device)
+        rows = self._joined(batch, replay)
+        weights = equal_weights(batch.x)
         if replay is not None:
-            weights[n:] = self.replay_weight / (len(rows) - n)
+            weights = torch.cat([weights, self.replay_weight * equal_weights(replay.x)])
         gradient = self._training.step(rows, weights, self.present_beta, updates)
         self._rows_passed += updates * len(rows)
         self._keep_gradient("generator", self.generator_retrieval, gradient)

@@ -44,13 +44,13 @@ class GeneratorTraining:
         """So many steps on the same rows; gives the gradient of the last one."""
         stepped = stepped_parameters(self.generator, self.optimizer)
         for update in range(updates):
-            gradient = self._gradient(rows, weights, beta, stepped, last=update + 1 == updates)
+            gradient = self._gradient(rows, weights, beta, stepped, checked=update in (0, updates - 1))
             step_along(gradient, self.generator, self.optimizer, self.clip, stepped)
         return gradient
 
     def gradient(self, rows: Tensor, beta: float, buffers: Mapping[str, Tensor] | None = None) -> Gradient:
         """That of the mean over the rows; with ``buffers``, those are used and moved instead of its own."""
-        weights = torch.full((len(rows),), 1 / len(rows), dtype=rows.dtype, device=rows.device)
+        weights = equal_weights(rows)
         stepped = stepped_parameters(self.generator, self.optimizer)
         return self._gradient(rows, weights, beta, stepped, buffers=buffers)
 
@@ -61,7 +61,7 @@ class GeneratorTraining:
         beta: float,
         stepped: Stepped,
         *,
-        last: bool = True,
+        checked: bool = True,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Gradient:
         try:
@@ -74,7 +74,7 @@ class GeneratorTraining:
         if by_hand is None:
             assert losses is not None
             return gradient_of(_checked(weights * losses.total(beta)), stepped)
-        if last:  # a gradient that is not finite is refused at every step; all are taken back together
+        if checked:  # a gradient that is not finite is refused at every step; all are taken back together
             _checked(weights * by_hand.losses().total(beta))
         gradient = by_hand.gradient(weights, beta)
         return {name: gradient[name] for name in stepped}
@@ -86,10 +86,18 @@ class GeneratorTraining:
             return None
         if listened_to(generator) or listened_to_everywhere() or torch.is_autocast_enabled(rows.device.type):
             return None
+        if rows.dtype not in (torch.float32, torch.float64):
+            return None
         if any(parameter._backward_hooks or parameter.dtype != rows.dtype for parameter, _ in stepped.values()):
             return None
         passed: PassByHand | None = generator.pass_by_hand(rows)
         return passed
+
+
+def equal_weights(rows: Tensor) -> Tensor:
+    """1/n for each of n rows, in no less than single precision."""
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    return torch.full((len(rows),), 1 / len(rows), dtype=dtype, device=rows.device)
 
 
 def _checked(weighted: Tensor) -> Tensor:

@@ -161,6 +161,7 @@ class AutoencoderReplay(Learner):
             if not prepared and self._update_is_due(self._unprepared_batches + 1):
                 update = Update.of(self.codec, self.memory, self.autoencoder, batch.x)
                 kept = replace(kept, x=update.code(codes))
+                self._rows_passed += 2 * len(codes)
             for _ in range(self.updates):
                 recalled = self._recall(incoming, codes, Batch(self._virtual(batch.x, rebuilt), batch.y))
                 losses = self._step(seen, recalled)  # θ ← SGD(B̃_n ∪ B_M, α)
@@ -273,17 +274,17 @@ class AutoencoderReplay(Learner):
         start = 0
         if self._begun is not None and self._begun[0] == task:
             _, rows, start = self._begun
-            if rows != len(x):
+            if rows != len(x) and start < steps:
                 raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
                 order = torch.from_numpy(self.training.order(len(x), epoch, task))
                 read = read_ahead(self.codec, self.memory, slots, len(x))
-            if number == 0 and read is not None:
-                self._rows_passed += len(read)
             due = number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps)
-            with self._after_which_codes_may_be_refused() if due else self.random:
+            with self._preparing(), self.training.restored() if due else nullcontext():
+                if number == 0 and read is not None:
+                    self._rows_passed += len(read)
                 self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
                 if due:
                     sample = self._prepared(x[order[:CALIBRATION_ROWS]])
@@ -312,9 +313,16 @@ class AutoencoderReplay(Learner):
         return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
 
     @contextlib.contextmanager
-    def _after_which_codes_may_be_refused(self) -> Iterator[None]:
-        with self._transaction(), self.training.restored():
-            yield
+    def _preparing(self) -> Iterator[None]:
+        """The learner's own random numbers; after an error they and the count are what they were."""
+        random, passed = self.random.get(), self._rows_passed
+        try:
+            with self.random:
+                yield
+        except BaseException:
+            self.random.set(random)
+            self._rows_passed = passed
+            raise
 
     # ------------------------------------------------------------------------------------- through the autoencoder
 

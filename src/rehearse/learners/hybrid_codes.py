@@ -46,9 +46,16 @@ class Update:
         return self.after.encode(self.before.read(codes))
 
     def carried_out(self, memory: Memory) -> Codec:
-        """Write them; gives the codec that reads them now."""
-        for slots, codes in self.codes:
-            memory.rewrite(slots, codes)
+        """Write them, all or none; gives the codec that reads them now."""
+        replaced: list[tuple[Tensor, Tensor]] = []
+        try:
+            for slots, codes in self.codes:
+                replaced.append((slots, memory.get(slots).x))
+                memory.rewrite(slots, codes)
+        except BaseException:
+            for slots, codes in replaced:
+                memory.rewrite(slots, codes)
+            raise
         return self.after
 
 

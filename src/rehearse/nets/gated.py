@@ -48,7 +48,8 @@ class GatedMLP(nn.Module):
     def rest_by_hand(self, activations: Tensor) -> RestPass | None:
         """`rest` without autograd, for its gradient by hand; None where a part is not what it was made as."""
         plain = type(self.dropout) is Dropout and type(self.output) is Gated and type(self.hidden) is Gated
-        if not plain or len(list(self.parameters())) != 4:  # some are shared, or there are more
+        names = {f"{layer}.{part}" for layer in ("hidden", "output") for part in ("weight", "bias")}
+        if not plain or {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
             return None
         return RestPass(self, activations)
 

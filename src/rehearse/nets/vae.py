@@ -104,8 +104,9 @@ class VAE(nn.Module):
         if encoder is None or decoder is None or type(self.statistics) is not nn.Linear or listened_to(self.statistics):
             return None
         encoder = [*encoder, Layer("statistics", self.statistics)]
-        if len(list(self.parameters())) != 2 * len(encoder + decoder):
-            return None  # some are shared, or stand elsewhere
+        names = {f"{layer.name}.{part}" for layer in encoder + decoder for part in ("weight", "bias")}
+        if {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
+            return None
         return VaePass(self, encoder, decoder, x)
 
     def _divergence(self, mean: Tensor, log_variance: Tensor, noise: Tensor, z: Tensor) -> Tensor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from ..compute import PRECISIONS
 from ..methods import precision_of
 from ..spec import Spec
 from ..statistics import Summary, Verdict, paired_difference, summary, verdict
@@ -29,40 +29,29 @@ class Results:
             self._groups.setdefault(_group(spec), {})[place] = result
 
     def current(
-        self,
-        spec: Spec,
-        seeds: int | None = None,
-        treatment: str | None = None,
-        common: Mapping[tuple[int, str], int] | None = None,
+        self, spec: Spec, seeds: int | None = None, treatment: str | None = None, only: str | None = None
     ) -> dict[int, Result]:
         """seed -> the result of a spec under the versions of today, for seeds below ``seeds``.
 
-        Where a seed was run in several precisions, one that tells the ``treatment`` counts, of those the one that most
-        of what it stands beside has (``common``: how many, by seed and precision), and of those float32.
+        Where a seed was run in several precisions, one that tells the ``treatment`` counts, and of those float32;
+        or those of one precision ``only``.
         """
 
-        def rank(place: tuple[int, str, int, int]) -> tuple[bool, int, bool]:
-            shared = 0 if common is None else common.get(place[:2], 0)
-            return treatment is not None and not _tells(group[place], treatment), -shared, place[1] != "float32"
+        def rank(place: tuple[int, str, int, int]) -> tuple[bool, bool]:
+            return treatment is not None and not _tells(group[place], treatment), place[1] != "float32"
 
         group = self._groups.get(_group(spec), {})
         found: dict[int, Result] = {}
         for seed, precision, *versions in sorted(group, key=rank):
-            wanted = spec.precision in ("auto", precision) and (seeds is None or seed < seeds)
+            wanted = spec.precision in ("auto", precision) and only in (None, precision)
+            wanted = wanted and (seeds is None or seed < seeds)
             if wanted and versions == [spec.method_version, spec.stream_version]:
                 found.setdefault(seed, group[seed, precision, versions[0], versions[1]])
         return dict(sorted(found.items()))
 
-    def common(self, entries: Iterable[Entry]) -> Mapping[tuple[int, str], int]:
-        """How many of these entries have a result, by seed and precision."""
-        groups = [_group(entry.spec()) for entry in entries if entry.missing is None]
-        return Counter(place[:2] for group in groups for place in self._groups.get(group, {}))
-
-    def of(
-        self, entry: Entry, seeds: int | None = None, common: Mapping[tuple[int, str], int] | None = None
-    ) -> dict[int, Result]:
+    def of(self, entry: Entry, seeds: int | None = None, only: str | None = None) -> dict[int, Result]:
         """seed -> the result of an entry, with the numbers of its treatment in the place of the run's own."""
-        found = self.current(entry.spec(), seeds, entry.treatment, common)
+        found = self.current(entry.spec(), seeds, entry.treatment, only)
         if entry.treatment is None:
             return found
         treated = {
@@ -70,7 +59,15 @@ class Results:
             for seed, result in found.items()
             if _tells(result, entry.treatment)
         }
-        return dict(sorted((self.current(entry.alone(), seeds) | treated).items()))
+        return dict(sorted((self.current(entry.alone(), seeds, only=only) | treated).items()))
+
+    def pairs(self, one: Entry, other: Entry, seeds: int | None = None) -> dict[int, tuple[Result, Result]]:
+        """seed -> the results of two entries, in one precision where there is one that both have."""
+        found: dict[int, tuple[Result, Result]] = {}
+        for only in ("float32", *(name for name in PRECISIONS if name != "float32"), None):
+            a, b = self.of(one, seeds, only), self.of(other, seeds, only)
+            found = {seed: (a[seed], b[seed]) for seed in a.keys() & b.keys()} | found
+        return dict(sorted(found.items()))
 
     def stale(self, spec: Spec) -> set[int]:
         """The seeds of a spec that have results of earlier versions of its method or stream, and none of today's."""
@@ -134,10 +131,8 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
 
     What the paper marks as not applicable (forgetting of an iid stream) is no line.
     """
-    common = results.common(target.entries)
     runs = {
-        (entry.row, entry.column): results.of(entry, seeds, common) if entry.missing is None else {}
-        for entry in target.entries
+        (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
     }
     lines = tuple(
         _line(entry, metric, runs[entry.row, entry.column], results, seeds)
@@ -145,7 +140,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
         for metric in target.metrics
         if not (metric in entry.cells and entry.cells[metric].printed == "N/A")
     )
-    return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, runs)), runs)
+    return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, results, seeds)), runs)
 
 
 def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results, seeds: int | None) -> Line:
@@ -172,11 +167,15 @@ def _processor(result: Result) -> str:
     return f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}"
 
 
-def _differences(target: Target, runs: Mapping[tuple[str, str], Mapping[int, Result]]) -> Iterable[Difference]:
+def _differences(target: Target, results: Results, seeds: int | None) -> Iterable[Difference]:
     """``column`` is where both stand: a column, or for a pair of columns the row."""
+    entries = {(entry.row, entry.column): entry for entry in target.available()}
     for later, earlier, where, places in target.compared():
+        if not all(place in entries for place in places):
+            continue
+        pairs = results.pairs(entries[places[0]], entries[places[1]], seeds)
         for metric in target.metrics:
-            a, b = (values_of(runs[place], metric) for place in places)
+            a, b = (values_of({seed: pair[side] for seed, pair in pairs.items()}, metric) for side in (0, 1))
             if a.keys() & b.keys():
                 yield Difference(later, earlier, where, metric, paired_difference(a, b))
 
