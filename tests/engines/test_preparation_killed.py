@@ -35,8 +35,8 @@ def comparable(result: dict[str, Any]) -> dict[str, Any]:
 def preparing(checkpoint: Path) -> int:
     """How many steps of a preparation the checkpoint is in, or 0 where it is in none."""
     learner = read_state(checkpoint)["run"]["learner"]
-    begun = learner["own"]["begun"]
-    return begun[1] if begun is not None and begun[0] == 1 and begun[1] < STEPS else 0
+    task, _, steps = learner["own"]["begun"] or (0, 0, 0)
+    return steps if task == 1 and steps < STEPS else 0
 
 
 def kill_in_the_middle(folder: Path) -> int:
