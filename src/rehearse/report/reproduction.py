@@ -27,8 +27,8 @@ SETTLING = (
 )
 PRECISION = (
     "*Precision*: bfloat16-scoring trains in float32 and scores candidates, or searches, in bfloat16; bfloat16 trains "
-    "and predicts in it too; where two are named, seeds of both are counted, and a paired difference may hold one "
-    "against the other."
+    "and predicts in it too; where two are named, seeds of both are counted. A paired difference is of one precision "
+    "where both rows have one in common."
 )
 
 
