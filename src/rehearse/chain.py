@@ -102,6 +102,13 @@ def passes_rows_on(kind: type[nn.Module]) -> bool:
     return all(getattr(kind, name) is getattr(nn.Sequential, name) for name in ("forward", "__call__", "__iter__"))
 
 
+def offers(model: nn.Module, method: str) -> bool:
+    """Whether the very class of a model has this method, and nothing on the object stands in the place of the class's
+    own: what a subclass or a patch changes, a pass by hand that was written before does not know."""
+    own = vars(type(model))
+    return method in own and not vars(model).keys() & own.keys()
+
+
 def listened_to_everywhere() -> bool:
     """Whether somebody hooked into all modules there are."""
     return bool(

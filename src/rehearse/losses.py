@@ -91,18 +91,20 @@ class CrossEntropy:
 
 def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
     """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
-    unknown = scores.shape[1] - probabilities.shape[1]
-    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
-    return F.cross_entropy(in_full(scores), known, reduction="none")
+    return F.cross_entropy(in_full(scores), _of_all_classes(probabilities, scores), reduction="none")
 
 
 def soft_cross_entropy_with_gradient(scores: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """The same, and the gradient of its mean without autograd: (softmax(scores) Σ q − q) / n."""
-    unknown = scores.shape[1] - probabilities.shape[1]
-    known = F.pad(probabilities, (0, unknown)) if unknown else probabilities
+    q = _of_all_classes(probabilities, scores)
     logs = F.log_softmax(in_full(scores), dim=1)
-    losses = -(known * logs).sum(1)
-    return losses, logs.exp_().mul_(known.sum(1, keepdim=True)).sub_(known).div_(len(scores))
+    losses = -(q * logs).sum(1)
+    return losses, logs.exp_().mul_(q.sum(1, keepdim=True)).sub_(q).div_(len(scores))
+
+
+def _of_all_classes(probabilities: Tensor, scores: Tensor) -> Tensor:
+    unknown = scores.shape[1] - probabilities.shape[1]
+    return F.pad(probabilities, (0, unknown)) if unknown else probabilities
 
 
 class AsymmetricCrossEntropy:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..chain import listened_to, listened_to_everywhere
+from ..chain import listened_to, listened_to_everywhere, offers
 from ..errors import InvalidInput, RehearseError
 from ..gradients import Gradient, gradient_of
 from ..latent import Elbo
@@ -81,8 +81,7 @@ class GeneratorTraining:
 
     def _passed_by_hand(self, rows: Tensor, stepped: Stepped) -> PassByHand | None:
         generator: Any = self.generator
-        offered = vars(type(generator))  # not by what it inherits from: a subclass may mean something else
-        if "pass_by_hand" not in offered or vars(generator).keys() & offered.keys():
+        if not offers(generator, "pass_by_hand"):
             return None
         if listened_to(generator) or listened_to_everywhere() or torch.is_autocast_enabled(rows.device.type):
             return None

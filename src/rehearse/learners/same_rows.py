@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..chain import listened_to, listened_to_everywhere
+from ..chain import listened_to, listened_to_everywhere, offers
 from ..errors import InvalidInput
 from ..gradients import FactoredGradient, Factors, Gradient, is_plain_sgd
 from ..parts import stepped_parameters
@@ -73,8 +73,7 @@ class SameRows:
     def pass_by_hand(self) -> RestByHand | None:
         """The same without autograd, where the model's class offers that for what follows the first layer."""
         model: Any = self._model
-        offered = vars(type(model))
-        if "rest_by_hand" not in offered or vars(model).keys() & offered.keys():
+        if not offers(model, "rest_by_hand"):
             return None
         if any(parameter._backward_hooks for parameter, _ in self._stepped.values()):
             return None
