@@ -40,7 +40,7 @@ def test_a_pass_by_hand_gives_losses_and_gradient_of_the_plain_one(depth, dropou
     generator = vae(depth=depth, dropout=dropout, reconstruction=reconstruction, kl=kl, sigma=0.7)
     x, weights = rows()
     torch.manual_seed(2)
-    passed = generator.pass_by_hand(x)
+    passed = generator.by_hand()(x)
     after = torch.get_rng_state()
     found, losses = passed.gradient(weights, BETA), passed.losses()
     torch.testing.assert_close(found, by_autograd(generator, x, weights))
@@ -55,7 +55,7 @@ def test_a_variance_that_is_held_up_gets_no_gradient():
         generator.statistics.bias[4:] = -200  # softplus gives 0 there, and 0 has no logarithm
     x, weights = (value.float() for value in rows())
     torch.manual_seed(2)
-    torch.testing.assert_close(generator.pass_by_hand(x).gradient(weights, BETA), by_autograd(generator, x, weights))
+    torch.testing.assert_close(generator.by_hand()(x).gradient(weights, BETA), by_autograd(generator, x, weights))
 
 
 class Doubled(VAE):
@@ -158,8 +158,8 @@ def test_what_is_unusual_gives_what_autograd_gives(what):
 
 
 def test_rows_that_are_flattened_otherwise_are_not_passed_by_hand():
-    assert vae().pass_by_hand(rows()[0]) is not None
-    assert unusual("flat").pass_by_hand(rows()[0]) is None
+    assert vae().by_hand() is not None
+    assert unusual("flat").by_hand() is None
 
 
 def test_the_plain_generator_needs_no_autograd(monkeypatch):

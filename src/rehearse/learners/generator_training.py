@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,11 +28,14 @@ class PassByHand(Protocol):
         """∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ) by parameter name."""
 
 
+ByHand = Callable[[Tensor], PassByHand]
+
+
 @dataclass(frozen=True)
 class GeneratorTraining:
     """φ, γ ← SGD(B_n ∪ B_G, α): steps down ∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ).
 
-    A generator whose class offers `pass_by_hand` is differentiated by hand, unless somebody listens to it; what is
+    A generator whose class offers `by_hand` is differentiated by hand, unless somebody listens to it; what is
     drawn and what comes out are the same but for rounding.
     """
 
@@ -43,8 +46,9 @@ class GeneratorTraining:
     def step(self, rows: Tensor, weights: Tensor, beta: float, updates: int) -> Gradient:
         """So many steps on the same rows; gives the gradient of the last one."""
         stepped = stepped_parameters(self.generator, self.optimizer)
+        by_hand = self._by_hand(rows, stepped)
         for update in range(updates):
-            gradient = self._gradient(rows, weights, beta, stepped, checked=update in (0, updates - 1))
+            gradient = self._gradient(rows, weights, beta, stepped, by_hand, checked=update in (0, updates - 1))
             step_along(gradient, self.generator, self.optimizer, self.clip, stepped)
         return gradient
 
@@ -52,7 +56,7 @@ class GeneratorTraining:
         """That of the mean over the rows; with ``buffers``, those are used and moved instead of its own."""
         weights = equal_weights(rows)
         stepped = stepped_parameters(self.generator, self.optimizer)
-        return self._gradient(rows, weights, beta, stepped, buffers=buffers)
+        return self._gradient(rows, weights, beta, stepped, self._by_hand(rows, stepped), buffers=buffers)
 
     def _gradient(
         self,
@@ -60,28 +64,30 @@ class GeneratorTraining:
         weights: Tensor,
         beta: float,
         stepped: Stepped,
+        by_hand: ByHand | None,
         *,
         checked: bool = True,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> Gradient:
         try:
-            by_hand = self._passed_by_hand(rows, stepped)
-            losses = View(self.generator, buffers).loss(rows) if by_hand is None else None
+            passed = None if by_hand is None else by_hand(rows)
+            losses = View(self.generator, buffers).loss(rows) if passed is None else None
         except RehearseError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as problem:
             raise InvalidInput(f"the generator cannot take this batch: {problem}") from problem
-        if by_hand is None:
+        if passed is None:
             assert losses is not None
             return gradient_of(_checked(weights * losses.total(beta)), stepped)
         if checked:  # a gradient that is not finite is refused at every step; all are taken back together
-            _checked(weights * by_hand.losses().total(beta))
-        gradient = by_hand.gradient(weights, beta)
+            _checked(weights * passed.losses().total(beta))
+        gradient = passed.gradient(weights, beta)
         return {name: gradient[name] for name in stepped}
 
-    def _passed_by_hand(self, rows: Tensor, stepped: Stepped) -> PassByHand | None:
+    def _by_hand(self, rows: Tensor, stepped: Stepped) -> ByHand | None:
+        """What passes these rows by hand; asked once for steps that change nothing but parameters' values."""
         generator: Any = self.generator
-        if not offers(generator, "pass_by_hand"):
+        if not offers(generator, "by_hand"):
             return None
         if listened_to(generator) or listened_to_everywhere() or torch.is_autocast_enabled(rows.device.type):
             return None
@@ -89,8 +95,8 @@ class GeneratorTraining:
             return None
         if any(parameter._backward_hooks or parameter.dtype != rows.dtype for parameter, _ in stepped.values()):
             return None
-        passed: PassByHand | None = generator.pass_by_hand(rows)
-        return passed
+        by_hand: ByHand | None = generator.by_hand()
+        return by_hand
 
 
 def equal_weights(rows: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -64,6 +65,7 @@ class SameRows:
         self._products = self._rows @ self._rows.t()
         self._outputs = self._rows @ self._weight.detach().t()
         self._sum = torch.zeros_like(self._outputs)
+        self._rest = self._rest_by_hand()
 
     def forward(self) -> Tensor:
         """The scores of the rows."""
@@ -72,13 +74,16 @@ class SameRows:
 
     def pass_by_hand(self) -> RestByHand | None:
         """The same without autograd, where the model's class offers that for what follows the first layer."""
+        return None if self._rest is None else self._rest(self._outputs + self._split.first.bias.detach())
+
+    def _rest_by_hand(self) -> Callable[[Tensor], RestByHand] | None:
         model: Any = self._model
         if not offers(model, "rest_by_hand"):
             return None
         if any(parameter._backward_hooks for parameter, _ in self._stepped.values()):
             return None
-        passed: RestByHand | None = model.rest_by_hand(self._outputs + self._split.first.bias.detach())
-        return passed
+        rest: Callable[[Tensor], RestByHand] | None = model.rest_by_hand()
+        return rest
 
     def step_by_hand(self, passed: RestByHand, of_scores: Tensor) -> Gradient:
         """One step, from the gradient of the scores of `pass_by_hand`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -45,13 +48,14 @@ class GatedMLP(nn.Module):
         """From what the first layer's weights make of the inputs to the logits."""
         return F.glu(in_full(self.output(self.dropout(_gated(activations)))), dim=1)
 
-    def rest_by_hand(self, activations: Tensor) -> RestPass | None:
-        """`rest` without autograd, for its gradient by hand; None where a part is not what it was made as."""
+    def rest_by_hand(self) -> Callable[[Tensor], RestPass] | None:
+        """What passes activations as `rest` does, for a gradient by hand; None where a part is not what it was made
+        as."""
         plain = type(self.dropout) is Dropout and type(self.output) is Gated and type(self.hidden) is Gated
         names = {f"{layer}.{part}" for layer in ("hidden", "output") for part in ("weight", "bias")}
         if not plain or {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
             return None
-        return RestPass(self, activations)
+        return partial(RestPass, self)
 
     def features(self, x: Tensor) -> Tensor:
         """The hidden layer, one row an example."""

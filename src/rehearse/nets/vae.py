@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -98,8 +99,8 @@ class VAE(nn.Module):
         """The reconstruction of x through the mean of q(z|x)."""
         return self.decode(self.encode(x)[0])
 
-    def pass_by_hand(self, x: Tensor) -> VaePass | None:
-        """`loss` without autograd, for its gradient by hand; None where a layer is not what it was made as."""
+    def by_hand(self) -> Callable[[Tensor], VaePass] | None:
+        """What passes rows as `loss` does, for a gradient by hand; None where a layer is not what it was made as."""
         encoder, decoder = layers_of(self.encoder, "encoder"), layers_of(self.decoder, "decoder")
         if encoder is None or decoder is None or type(self.statistics) is not nn.Linear or listened_to(self.statistics):
             return None
@@ -107,7 +108,7 @@ class VAE(nn.Module):
         names = {f"{layer.name}.{part}" for layer in encoder + decoder for part in ("weight", "bias")}
         if {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
             return None
-        return VaePass(self, encoder, decoder, x)
+        return partial(VaePass, self, encoder, decoder)
 
     def _divergence(self, mean: Tensor, log_variance: Tensor, noise: Tensor, z: Tensor) -> Tensor:
         """KL(q(z|x) ‖ p(z)) of each row."""
