@@ -23,8 +23,9 @@ from .compute import native_bfloat16, resolve_precision
 from .environment import environment, peak_memory
 from .errors import CheckpointError, InvalidInput
 from .learners import Learner, Step
-from .methods import Problem, build, find_method, precision_of, prepare_for
+from .methods import Problem, build, find_method, precision_of, preparation_key, prepare_for
 from .nets import make_network
+from .preparations import Cost, Preparations
 from .run_folder import RunLog, plain, take_up
 from .spec import Spec
 from .streams import Stream, make_stream
@@ -58,6 +59,8 @@ class Settings:
     checkpoint_seconds: float = 30.0
     checkpoint_steps: int | None = None
     trace: bool = False
+    preparations: Path | None = None
+    """Where runs leave what they prepare before a task, for others that would prepare the same."""
     on_task_end: Callable[[Run, Batch, Step, Path], None] | None = None
     """Called with the run's folder after each task; it may look, and must change nothing. A function of a module, so
     that it reaches the processes of a campaign."""
@@ -151,6 +154,8 @@ class Run:
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
         self.treatments_cpu_seconds = 0.0
+        self.shared_cpu_seconds = 0.0
+        """Of the processor's seconds, those that another run spent on what this one took over from it."""
         self.metrics_offset = 0
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that an earlier part of the run was made with."""
@@ -180,16 +185,39 @@ class Run:
         task = batch.task
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
-        before, started = self.training_seconds, time.perf_counter()
+        shared = self._preparations()
+        taken = None if shared is None else shared.take(self.learner, task)
+        if taken is not None:
+            self.training_seconds += taken.seconds
+            self.shared_cpu_seconds += taken.cpu_seconds
+        else:
+            random = self.learner.random.get()["cpu"]
+            cost = self._prepare(task, on_begin)
+            if shared is not None and cost is not None:
+                shared.keep(self.learner, task, random, cost)
+        self.begun = task
+
+    def _prepare(self, task: int, on_begin: Callable[[int, int], None] | None) -> Cost | None:
+        """Let the learner prepare the task; gives what that took, unless it went on with what it had begun before."""
+        before, started, cpu = self.training_seconds, time.perf_counter(), time.process_time()
+        passed, first = self.learner.rows_passed, 0
 
         def on_step(done: int, of: int) -> None:
+            nonlocal first
+            first = first or done
             self.training_seconds = before + time.perf_counter() - started  # what is saved in the middle knows it too
             if on_begin is not None:
                 on_begin(done, of)
 
         self.learner.begin_task(self.stream.task_data(task), task, on_step)
-        self.training_seconds = before + time.perf_counter() - started
-        self.begun = task
+        seconds = time.perf_counter() - started
+        self.training_seconds = before + seconds
+        whole = Cost(self.learner.rows_passed - passed, seconds, time.process_time() - cpu)
+        return whole if first == 1 else None
+
+    def _preparations(self) -> Preparations | None:
+        root, key = self.settings.preparations, preparation_key(self.spec)
+        return None if root is None or key is None else Preparations(root / key)
 
     @property
     def _iid(self) -> bool:
@@ -238,6 +266,7 @@ class Run:
             "treatments": {name: _lists(matrices) for name, matrices in self.treatments.items()},
             "extra": self.extra,
             "treatments_cpu_seconds": self.treatments_cpu_seconds,
+            "shared_cpu_seconds": self.shared_cpu_seconds,
             "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
             "environments": [*self.earlier, environment()],
         }
@@ -250,6 +279,7 @@ class Run:
         self.matrices = _arrays(state["matrices"])
         self.treatments = {name: _arrays(matrices) for name, matrices in state["treatments"].items()}
         self.treatments_cpu_seconds = state["treatments_cpu_seconds"]
+        self.shared_cpu_seconds = state.get("shared_cpu_seconds", 0.0)
         self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed = state["cost"]
         self.earlier = [place for place in state["environments"] if place != environment()]
 
@@ -277,6 +307,7 @@ class Run:
                 "training_seconds": self.training_seconds,
                 "evaluation_seconds": self.evaluation_seconds,
                 **({"treatments_cpu_seconds": self.treatments_cpu_seconds} if treatments else {}),
+                **({"shared_cpu_seconds": self.shared_cpu_seconds} if self.shared_cpu_seconds else {}),
                 "steps": self.position,
                 "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,
                 "forward_passes": self.learner.forward_passes,
@@ -332,11 +363,11 @@ def execute(
                 on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
         log = RunLog(folder, run)
     clock, cpu = time.perf_counter(), time.process_time()
-    elapsed, spent = run.elapsed, run.cpu_seconds
+    elapsed, spent = run.elapsed, run.cpu_seconds - run.shared_cpu_seconds
 
     def tick() -> None:
         run.elapsed = elapsed + time.perf_counter() - clock
-        run.cpu_seconds = spent + time.process_time() - cpu
+        run.cpu_seconds = spent + time.process_time() - cpu + run.shared_cpu_seconds
 
     def preparing(done: int, of: int) -> None:
         tick()

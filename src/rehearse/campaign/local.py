@@ -39,6 +39,7 @@ def run_all(
     waiting: list[Spec] = []
     yield from look_up(specs, store, settings, waiting)
     yield from _Workers(store, settings, jobs).run(waiting)
+    store.tidy_preparations(waiting)
 
 
 def cores() -> int:

@@ -47,6 +47,7 @@ def run_all(
     if waiting:
         with _connected(ray, address, jobs):
             yield from _Cluster(ray, Store(store.root.resolve()), settings, jobs).run(waiting)
+        store.tidy_preparations(waiting)
 
 
 def import_ray() -> Any:

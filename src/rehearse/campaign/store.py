@@ -6,6 +6,7 @@ disk under its old key and is *stale*: shown as such, never taken for the new on
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -20,8 +21,9 @@ import numpy as np
 
 from ..errors import DataError, InvalidInput, RehearseError
 from ..files import write_whole
-from ..methods import METHODS
+from ..methods import METHODS, preparation_key
 from ..metrics import average_accuracy, forgetting
+from ..preparations import Preparations
 from ..spec import Spec
 from ..streams import STREAMS
 
@@ -70,6 +72,24 @@ class Store:
     def tidy(self, spec: Spec) -> None:
         """A run that has its result needs no checkpoint any more; one that was killed between the two left it."""
         (self.folder(spec) / "checkpoint").unlink(missing_ok=True)
+
+    @property
+    def preparations(self) -> Path:
+        """Where runs leave what they prepare before a task, for others that would prepare the same."""
+        return self.root / "prepared"
+
+    def tidy_preparations(self, specs: Iterable[Spec]) -> None:
+        """Where all of these runs that share a preparation have their results, it is needed no more."""
+        keys: dict[str, bool] = {}
+        for spec in specs:
+            key = preparation_key(spec)
+            if key is not None:
+                keys[key] = keys.get(key, True) and self.path(spec).exists()
+        for key, done in keys.items():
+            if done:
+                Preparations(self.preparations / key).clear()
+        with contextlib.suppress(OSError):  # it is not there, or not empty
+            self.preparations.rmdir()
 
     def check_writable(self) -> None:
         """Refuse a directory that cannot be written before anything is computed for it."""

@@ -8,6 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def carry_out(
             done = store.get(spec)  # by the process that held the lock before
             if done is not None:
                 return done
-            result = execute(spec, folder, settings, on_progress)
+            result = execute(spec, folder, replace(settings, preparations=store.preparations), on_progress)
             store.put(spec, result)
             store.tidy(spec)
             return result

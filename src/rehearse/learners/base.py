@@ -97,6 +97,14 @@ class Learner(ABC):
         and after loading that a second call goes on where it was.
         """
 
+    def preparation(self) -> dict[str, Any] | None:
+        """What `begin_task` has made of the task, for a learner that would make the same of it; None: nothing much."""
+        return None
+
+    def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
+        """Take what `preparation` gave in the place of `begin_task`, which had passed so many rows."""
+        raise CheckpointError(f"{type(self).__name__} prepares nothing that another learner could take over")
+
     def end_task(self) -> None:
         """The task is over; called before evaluation. Optional, and nothing by default."""
 
@@ -181,9 +189,11 @@ class Learner(ABC):
     @property
     def forward_passes(self) -> float:
         """Rows passed forward through the model for each row observed: what the method costs."""
-        return self._all_rows_passed() / max(self.rows_observed, 1)
+        return self.rows_passed / max(self.rows_observed, 1)
 
-    def _all_rows_passed(self) -> int:
+    @property
+    def rows_passed(self) -> int:
+        """Rows passed forward so far."""
         return self._rows_passed
 
     # ----------------------------------------------------------------------------------------------------- state
@@ -200,7 +210,7 @@ class Learner(ABC):
             "task": self.task,
             "kind": self.kind,
             "rows_observed": self.rows_observed,
-            "rows_passed": self._all_rows_passed(),
+            "rows_passed": self.rows_passed,
             "moves": self.moves,
             "own": self._own_state(),
         }

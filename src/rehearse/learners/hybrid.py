@@ -25,6 +25,7 @@ from .generative_objectives import View
 from .generative_parts import PreviousClassifier
 from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
+from .hybrid_preparation import preparation, take_preparation
 from .hybrid_search import CodeSearch, check_search
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
@@ -293,6 +294,13 @@ class AutoencoderReplay(Learner):
             self._prepared_task = task if step + 1 == steps else None
             if on_step is not None:
                 on_step(step + 1, steps)
+
+    def preparation(self) -> dict[str, Any] | None:
+        return preparation(self)
+
+    def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
+        take_preparation(self, prepared)
+        self._rows_passed += rows_passed
 
     def _train_autoencoder(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
         """One step on these rows and on what is read from the codes at some of these slots."""

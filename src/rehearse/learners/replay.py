@@ -274,7 +274,8 @@ class Replay(Learner):
     def _foresight(self, incoming: Batch) -> Lookahead:
         return self.lookahead
 
-    def _all_rows_passed(self) -> int:
+    @property
+    def rows_passed(self) -> int:
         return self._rows_passed + self.lookahead.rows_passed
 
     def to(self, device: torch.device | str) -> Learner:
