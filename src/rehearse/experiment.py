@@ -186,16 +186,25 @@ class Run:
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
         shared = self._preparations()
-        taken = None if shared is None else shared.take(self.learner, task)
+        if shared is None:
+            self._prepare(task, on_begin)
+        else:
+            with shared.alone(task, None if on_begin is None else lambda: on_begin(0, 1)):
+                self._take_over_or_prepare(shared, task, on_begin)
+        self.begun = task
+
+    def _take_over_or_prepare(
+        self, shared: Preparations, task: int, on_begin: Callable[[int, int], None] | None
+    ) -> None:
+        taken = shared.take(self.learner, task)
         if taken is not None:
             self.training_seconds += taken.seconds
             self.shared_cpu_seconds += taken.cpu_seconds
-        else:
-            random = self.learner.random.get()["cpu"]
-            cost = self._prepare(task, on_begin)
-            if shared is not None and cost is not None:
-                shared.keep(self.learner, task, random, cost)
-        self.begun = task
+            return
+        random = self.learner.random.get()["cpu"]
+        cost = self._prepare(task, on_begin)
+        if cost is not None:
+            shared.keep(self.learner, task, random, cost)
 
     def _prepare(self, task: int, on_begin: Callable[[int, int], None] | None) -> Cost | None:
         """Let the learner prepare the task; gives what that took, unless it went on with what it had begun before."""

@@ -7,9 +7,13 @@ the classifier: the first to come trains it, the others take it over, with what 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Final
 
 import torch
 from torch import Tensor
@@ -18,6 +22,8 @@ from .checkpoint import read_state, write_state
 from .environment import environment
 from .errors import CheckpointError
 from .learners import Learner
+
+PAUSE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,20 @@ class Preparations:
     """A folder with a file for each task. Runs of one folder prepare every task in the same way."""
 
     folder: Path
+
+    @contextlib.contextmanager
+    def alone(self, task: int, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """One run at a time is at a task; another waits, which takes no longer than to prepare the task as well.
+
+        ``waiting`` is called every now and then, and may raise. Where the file system knows no locks nobody waits.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / f"task-{task}.lock", "a", encoding="utf-8") as file:
+            while not _locked(file):
+                if waiting is not None:
+                    waiting()
+                time.sleep(PAUSE_SECONDS)
+            yield
 
     def take(self, learner: Learner, task: int) -> Cost | None:
         """Give the learner what another has made of the task, and say what that took; None where there is nothing.
@@ -57,7 +77,6 @@ class Preparations:
         prepared = learner.preparation()
         if prepared is None:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         taken = [cost.rows, cost.seconds, cost.cpu_seconds]
         kept = {"random": random, "random_after": _random(learner), "cost": taken, "environment": environment()}
         write_state(self._file(task), {"prepared": prepared, **kept})
@@ -69,6 +88,17 @@ class Preparations:
 
     def _file(self, task: int) -> Path:
         return self.folder / f"task-{task}"
+
+
+def _locked(file: IO[str]) -> bool:
+    """Whether the file is this process's now; the system lets go of it when it is closed, however the process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # there are no locks here; what comes out is the same
+    return True
 
 
 def _random(learner: Learner) -> Tensor:

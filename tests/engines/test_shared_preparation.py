@@ -16,6 +16,7 @@ from rehearse.campaign.work import carry_out
 from rehearse.experiment import Settings, Stopped, execute, with_precision
 from rehearse.learners.hybrid_training import AutoencoderTraining
 from rehearse.methods import preparation_key, resolve
+from rehearse.preparations import Preparations
 from rehearse.spec import Spec
 
 TASKS, STEPS = 2, 4 * 2  # of the autoencoder for a task: 40 rows in batches of 10, 2 epochs
@@ -133,3 +134,28 @@ def test_a_campaign_leaves_no_preparations(tmp_path: Path) -> None:
     list(run_all([spec("ae"), OTHERS["copies"]()], store, Settings(), jobs=1))
     assert store.get(OTHERS["copies"]()) is not None
     assert not store.preparations.exists()
+
+
+def test_two_runs_at_a_time_train_one_autoencoder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    specs = [spec("ae"), OTHERS["copies"](), OTHERS["search"]()]
+    list(run_all(specs, store, Settings(), jobs=3))
+    results = [store.get(one) for one in specs]
+    shared = [result["cost"].get("shared_cpu_seconds", 0.0) for result in results if result is not None]
+    assert len(shared) == len(specs)
+    assert sum(seconds > 0 for seconds in shared) >= 2, "of three at a task, two wait for what the first makes of it"
+
+
+def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def stop(progress: Any) -> None:
+        assert progress.prepared == (0, 1)
+        raise Stopped
+
+    with (
+        Preparations(store.preparations / str(preparation_key(spec("ae")))).alone(0),
+        pytest.raises(Stopped),
+    ):
+        carry_out(spec("ae"), store, Settings(), stop)
+    assert carry_out(spec("ae"), store, Settings())["cost"]["steps"] == TASKS * 4

@@ -142,7 +142,8 @@ def _check_numbers(result: Mapping[str, Any]) -> None:
     _check_judged(result)
     for treated in result.get("treatments", {}).values():
         _check_judged(treated)
-    if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds")):
+    told_apart = [name for name in ("treatments_cpu_seconds", "shared_cpu_seconds") if name in cost]
+    if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds", *told_apart)):
         raise ValueError("its cost is no number")
     if not all(cost[name] is None or _is_number(cost[name]) for name in ("steps_per_second", "forward_passes")):
         raise ValueError("its cost is no number")

@@ -279,7 +279,8 @@ def _verdicts(outcomes: Sequence[Outcome]) -> list[Judgement]:
 def _cpu_seconds(outcomes: Sequence[Outcome]) -> float:
     """Of all runs, each counted once."""
     runs = {result["key"]: result for one in outcomes for found in one.runs.values() for result in found.values()}
-    return sum(float(result["cost"]["cpu_seconds"]) for result in runs.values())
+    costs = [result["cost"] for result in runs.values()]
+    return sum(float(cost["cpu_seconds"]) - float(cost.get("shared_cpu_seconds", 0.0)) for cost in costs)
 
 
 Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, runs, done, estimates, not available
