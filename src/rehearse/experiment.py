@@ -25,7 +25,7 @@ from .errors import CheckpointError, InvalidInput
 from .learners import Learner, Step
 from .methods import Problem, build, find_method, precision_of, preparation_key, prepare_for
 from .nets import make_network
-from .preparations import Cost, Preparations
+from .preparations import Cost, Preparation
 from .run_folder import RunLog, plain, take_up
 from .spec import Spec
 from .streams import Stream, make_stream
@@ -156,21 +156,24 @@ class Run:
         self.treatments_cpu_seconds = 0.0
         self.shared_cpu_seconds = 0.0
         """Of the processor's seconds, those that another run spent on what this one took over from it."""
+        self._ticked = time.perf_counter(), time.process_time()
         self.metrics_offset = 0
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that an earlier part of the run was made with."""
 
-    def steps(self, on_begin: Callable[[int, int], None] | None = None) -> Iterator[tuple[Batch, Step, bool]]:
+    def steps(
+        self, on_begin: Callable[[int, int], None] | None = None, on_wait: Callable[[], None] | None = None
+    ) -> Iterator[tuple[Batch, Step, bool]]:
         """Learn from here to the end; yields each batch with its step, and whether an evaluation followed it.
 
         Between two yields the run may be checkpointed; so it may inside ``on_begin``, which long preparations of a
-        task call as they go.
+        task call as they go, and inside ``on_wait``, which is called while another run makes what this one can use.
         """
         batches = self.stream.batches(start=self.position)
         batch = next(batches, None)
         while batch is not None:
             following = next(batches, None)
-            self._begin(batch, on_begin)
+            self._begin(batch, on_begin, on_wait)
             started = time.perf_counter()
             step = self.learner.observe(batch.x, batch.y, None if self.spec.task_free else batch.task)
             self.training_seconds += time.perf_counter() - started
@@ -181,39 +184,34 @@ class Run:
             yield batch, step, ends
             batch = following
 
-    def _begin(self, batch: Batch, on_begin: Callable[[int, int], None] | None) -> None:
+    def _begin(
+        self, batch: Batch, on_begin: Callable[[int, int], None] | None, on_wait: Callable[[], None] | None
+    ) -> None:
         task = batch.task
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
-        shared = self._preparations()
+        key = preparation_key(self.spec)
+        shared = None
+        if self.settings.preparations is not None and key is not None:
+            shared = Preparation.of(self.learner, task, self.settings.preparations / key)
         if shared is None:
             self._prepare(task, on_begin)
         else:
-            with shared.alone(task, None if on_begin is None else lambda: on_begin(0, 1)):
-                self._take_over_or_prepare(shared, task, on_begin)
+            with shared.alone(on_wait) as waited:
+                self.elapsed -= waited  # it is no cost of the run
+                taken = shared.take()
+                if taken is None:
+                    shared.keep(self._prepare(task, on_begin), self.spec.key)
+                else:
+                    self._count(*taken)
         self.begun = task
 
-    def _take_over_or_prepare(
-        self, shared: Preparations, task: int, on_begin: Callable[[int, int], None] | None
-    ) -> None:
-        taken = shared.take(self.learner, task)
-        if taken is not None:
-            self.training_seconds += taken.seconds
-            self.shared_cpu_seconds += taken.cpu_seconds
-            return
-        random = self.learner.random.get()["cpu"]
-        cost = self._prepare(task, on_begin)
-        if cost is not None:
-            shared.keep(self.learner, task, random, cost)
-
-    def _prepare(self, task: int, on_begin: Callable[[int, int], None] | None) -> Cost | None:
-        """Let the learner prepare the task; gives what that took, unless it went on with what it had begun before."""
+    def _prepare(self, task: int, on_begin: Callable[[int, int], None] | None) -> Cost:
+        """Let the learner prepare the task; gives what that took."""
         before, started, cpu = self.training_seconds, time.perf_counter(), time.process_time()
-        passed, first = self.learner.rows_passed, 0
+        passed = self.learner.rows_passed
 
         def on_step(done: int, of: int) -> None:
-            nonlocal first
-            first = first or done
             self.training_seconds = before + time.perf_counter() - started  # what is saved in the middle knows it too
             if on_begin is not None:
                 on_begin(done, of)
@@ -221,12 +219,25 @@ class Run:
         self.learner.begin_task(self.stream.task_data(task), task, on_step)
         seconds = time.perf_counter() - started
         self.training_seconds = before + seconds
-        whole = Cost(self.learner.rows_passed - passed, seconds, time.process_time() - cpu)
-        return whole if first == 1 else None
+        return Cost(self.learner.rows_passed - passed, seconds, time.process_time() - cpu)
 
-    def _preparations(self) -> Preparations | None:
-        root, key = self.settings.preparations, preparation_key(self.spec)
-        return None if root is None or key is None else Preparations(root / key)
+    def _count(self, cost: Cost, maker: str) -> None:
+        """What a preparation took that was made in another process: of this run before it was killed, or of another."""
+        self.elapsed += cost.seconds
+        self.training_seconds += cost.seconds
+        self.cpu_seconds += cost.cpu_seconds
+        if maker != self.spec.key:
+            self.shared_cpu_seconds += cost.cpu_seconds
+
+    def tick(self) -> None:
+        """Count the time since the last tick."""
+        now, cpu = time.perf_counter(), time.process_time()
+        self.elapsed += now - self._ticked[0]
+        self.cpu_seconds += cpu - self._ticked[1]
+        self._ticked = now, cpu
+
+    def start_clock(self) -> None:
+        self._ticked = time.perf_counter(), time.process_time()
 
     @property
     def _iid(self) -> bool:
@@ -371,23 +382,19 @@ def execute(
             if on_progress is not None:
                 on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
         log = RunLog(folder, run)
-    clock, cpu = time.perf_counter(), time.process_time()
-    elapsed, spent = run.elapsed, run.cpu_seconds - run.shared_cpu_seconds
+    run.start_clock()
 
-    def tick() -> None:
-        run.elapsed = elapsed + time.perf_counter() - clock
-        run.cpu_seconds = spent + time.process_time() - cpu + run.shared_cpu_seconds
-
-    def preparing(done: int, of: int) -> None:
-        tick()
+    def preparing(*steps: int) -> None:
+        run.tick()
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, prepared=(done, of)))
+            prepared = (steps[0], steps[1]) if steps else None
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, prepared=prepared))
 
     try:
-        for batch, step, evaluated in run.steps(preparing):
-            tick()
+        for batch, step, evaluated in run.steps(preparing, preparing):
+            run.tick()
             if log is not None:
                 log.step(batch, step, evaluated)
                 if evaluated and run.settings.on_task_end is not None:
@@ -405,7 +412,7 @@ def execute(
     finally:
         if log is not None:
             log.close()
-    tick()
+    run.tick()
     result = run.result() | {"environment": environment() | ({"earlier": run.earlier} if run.earlier else {})}
     if log is not None:
         log.finish(result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 
 @contextlib.contextmanager
@@ -43,6 +45,15 @@ def write_whole(path: Path, text: str) -> None:
         return
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def lock(file: IO[Any]) -> bool:
+    """Whether an open file is locked for this process now; the system lets go of it however the process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def remove_unfinished(path: Path) -> None:

@@ -42,11 +42,8 @@ CODE_SEARCH_OPTIONS: dict[str, Plain] = {
     "step_size": 10.0,
     "snapshot_every": 100,
 }
-# Of these, what has a part in which autoencoder is trained, and in which codes are stored.
-AUTOENCODER_OPTIONS = frozenset(
-    {"autoencoder_epochs", "autoencoder_budget", "autoencoder_lr", "channels", "depth", "output", "codes", "statistics"}
-    | {"refresh", "refresh_every"}
-)
+# Of these, what has no part in which autoencoder is trained, nor in which codes are stored.
+WITHOUT_PART = frozenset({"copies", "replay_share", "autoencode_incoming", "autoencode_test", *CODE_SEARCH_OPTIONS})
 OWN = (
     "autoencoder_epochs", "autoencoder_budget", "codes", "copies", "replay_share", "autoencode_incoming",
     "autoencode_test", "autoencode_virtual", "statistics", "refresh", "refresh_every", "snapshot_every",

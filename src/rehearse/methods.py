@@ -27,7 +27,7 @@ from .builders import Problem as Problem
 from .compute import prepare_symmetric, prepare_unit
 from .errors import InvalidInput
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
-from .hybrid_builder import AUTOENCODER_OPTIONS, CODE_OPTIONS, CODE_SEARCH_OPTIONS, hybrid
+from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, hybrid
 from .learners import Learner
 from .spec import Plain, Spec, merge, stream_settings
 from .streams import STREAMS
@@ -38,16 +38,16 @@ class Method:
     """A name on the command line.
 
     ``uses`` are the fields of a spec that this method looks at; ``options`` its own hyper-parameters with their
-    defaults, and ``preparing`` those of them that have a part in what it prepares before a task; ``iid_epochs`` how
-    often the shuffled stream is passed (0: the stream as it comes); ``version`` is raised by hand when the method's
-    numbers change.
+    defaults, and ``not_preparing`` those of them that have no part in what it prepares before a task (None: it
+    prepares nothing that another run could use); ``iid_epochs`` how often the shuffled stream is passed (0: the stream
+    as it comes); ``version`` is raised by hand when the method's numbers change.
     """
 
     summary: str
     build: Build
     uses: frozenset[str] = frozenset()
     options: Mapping[str, Plain] = field(default_factory=dict)
-    preparing: frozenset[str] = frozenset()
+    not_preparing: frozenset[str] | None = None
     iid_epochs: int = 0
     version: int = 1
     candidates: int | None = None  # where neither the stream's settings nor the user say how many
@@ -144,14 +144,14 @@ METHODS: dict[str, Method] = {
         hybrid,
         CODES,
         CODE_OPTIONS,
-        AUTOENCODER_OPTIONS,
+        WITHOUT_PART,
     ),
     "ae-mir": Method(
         "replay of the stored codes nearest to where, in the space of codes, the coming update interferes most",
         hybrid,
         CODES | {"candidates"},
         CODE_OPTIONS | CODE_SEARCH_OPTIONS,
-        AUTOENCODER_OPTIONS,
+        WITHOUT_PART,
         candidates=500,
     ),
 }
@@ -227,9 +227,9 @@ def preparation_key(spec: Spec) -> str | None:
     Which method, network and learning rate, what is recalled and who sees what through the autoencoder play no part.
     """
     method = find_method(spec.method)
-    if not method.preparing or spec.task_free:
+    if method.not_preparing is None or spec.task_free:
         return None
-    options = {name: value for name, value in spec.options.items() if name in method.preparing}
+    options = {name: value for name, value in spec.options.items() if name not in method.not_preparing}
     alike = replace(spec, method="any", network="any", lr=1.0, updates=None, budget=None, candidates=None)
     return replace(alike, options=options).key
 

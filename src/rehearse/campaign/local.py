@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput, RehearseError
-from ..experiment import Progress, Settings, Stopped
+from ..experiment import Progress, Settings, Stopped, with_precision
 from ..spec import Spec
 from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
 from .store import Store, StoreError
@@ -39,7 +39,7 @@ def run_all(
     waiting: list[Spec] = []
     yield from look_up(specs, store, settings, waiting)
     yield from _Workers(store, settings, jobs).run(waiting)
-    store.tidy_preparations(waiting)
+    store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
 
 
 def cores() -> int:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput, MissingExtra, RehearseError
-from ..experiment import Progress, Settings
+from ..experiment import Progress, Settings, with_precision
 from ..spec import Spec
 from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
 from .store import Store, StoreError
@@ -47,7 +47,7 @@ def run_all(
     if waiting:
         with _connected(ray, address, jobs):
             yield from _Cluster(ray, Store(store.root.resolve()), settings, jobs).run(waiting)
-        store.tidy_preparations(waiting)
+    store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
 
 
 def import_ray() -> Any:

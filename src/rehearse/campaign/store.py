@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from ..errors import DataError, InvalidInput, RehearseError
 from ..files import write_whole
 from ..methods import METHODS, preparation_key
 from ..metrics import average_accuracy, forgetting
-from ..preparations import Preparations
 from ..spec import Spec
 from ..streams import STREAMS
 
@@ -87,7 +87,7 @@ class Store:
                 keys[key] = keys.get(key, True) and self.path(spec).exists()
         for key, done in keys.items():
             if done:
-                Preparations(self.preparations / key).clear()
+                shutil.rmtree(self.preparations / key, ignore_errors=True)
         with contextlib.suppress(OSError):  # it is not there, or not empty
             self.preparations.rmdir()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 from ..errors import CheckpointError, RehearseError
 from ..experiment import Progress, Settings, execute
+from ..files import lock
 from ..spec import Spec
 from .store import Store, unwritable
 
@@ -36,7 +36,8 @@ def carry_out(
             done = store.get(spec)  # by the process that held the lock before
             if done is not None:
                 return done
-            result = execute(spec, folder, replace(settings, preparations=store.preparations), on_progress)
+            shared = settings.preparations or store.preparations
+            result = execute(spec, folder, replace(settings, preparations=shared), on_progress)
             store.put(spec, result)
             store.tidy(spec)
             return result
@@ -52,15 +53,11 @@ def locked(path: Path, patience: float = LOCK_SECONDS) -> Iterator[None]:
     """Hold what the lock stands for alone; the system lets go of it when the process ends, however it ends."""
     deadline = time.monotonic() + patience
     with open(path, "a+", encoding="utf-8") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    file.seek(0)
-                    raise Busy(f"process {file.read() or 'unknown'} is at work there ({path})") from None
-                time.sleep(0.1)
+        while not lock(file):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise Busy(f"process {file.read() or 'unknown'} is at work there ({path})")
+            time.sleep(0.1)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -97,9 +97,14 @@ class Learner(ABC):
         and after loading that a second call goes on where it was.
         """
 
-    def preparation(self) -> dict[str, Any] | None:
-        """What `begin_task` has made of the task, for a learner that would make the same of it; None: nothing much."""
+    def before_preparation(self, task: int) -> dict[str, Any] | None:
+        """All that `begin_task` starts from but the task's rows; where two learners have the same, either's
+        `preparation` serves both. None where there is nothing that another learner could take over."""
         return None
+
+    def preparation(self) -> dict[str, Any]:
+        """What `begin_task` has made of the task."""
+        raise CheckpointError(f"{type(self).__name__} prepares nothing that another learner could take over")
 
     def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
         """Take what `preparation` gave in the place of `begin_task`, which had passed so many rows."""

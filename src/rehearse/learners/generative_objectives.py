@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from ..parts import Substitutes
 
 Decode = Literal["own", "previous"]
 Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
-MEASURED_EVERY: Final = 10  # searches, where measuring one takes passes of its own
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,13 @@ def shell(z: Tensor) -> Tensor:
 class Objective:
     """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximised.
 
-    ``interference`` names the terms whose sum is the interference; where some of them weigh nothing, to measure them
-    takes passes that the search does not need, and ``measured_every`` says of how many searches one is. ``first`` are
-    the terms of the points that it was asked about first, where a search starts.
+    ``interference`` names the terms whose sum is the interference; ``first`` are the terms of the points that it was
+    asked about first, where a search starts.
     """
 
     coefficients: Coefficients
     terms: Terms
     interference: tuple[str, ...]
-    measured_every: int = 1
     first: dict[str, Tensor] | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -167,12 +164,12 @@ def generator_objective(
     reference makes of it, as the published runs do.
     """
 
-    # One draw of the noise of q(z|x) serves both sides and all steps: what differs between two points is the points.
-    # And as it is a draw of its own, whether a search is measured has no part in what is drawn after it.
-    noise = RandomState(int(torch.randint(1 << 62, ())))
+    # Where reconstruction weighs, one draw of the noise of q(z|x) serves both sides and all steps: what differs between
+    # two points is the points.
+    noise = RandomState(int(torch.randint(1 << 62, ()))) if coefficients.reconstruction else None
 
     def judged(network: View, x: Tensor) -> Elbo:
-        with noise.borrowed():
+        with nullcontext() if noise is None else noise.borrowed():
             return network.loss(x)
 
     def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -188,5 +185,4 @@ def generator_objective(
             found["entropy"] = entropy(classifier.classify(x))
         return found
 
-    measured_every = 1 if coefficients.kl and coefficients.reconstruction else MEASURED_EVERY
-    return Objective(coefficients, terms, ("kl", "reconstruction"), measured_every)
+    return Objective(coefficients, terms, ("kl", "reconstruction"))

@@ -77,31 +77,21 @@ class LatentRetrieval:
 
     def __call__(
         self, objective: Objective, rows: int, start: Callable[[int], Tensor], plain: Callable[[int], Tensor]
-    ) -> tuple[Tensor, Tensor | None]:
-        """``rows`` points of high objective, and the interference of each where this search is one to be measured.
+    ) -> tuple[Tensor, Tensor]:
+        """``rows`` points of high objective, and the interference of each.
 
         ``start`` draws points to begin with, ``plain`` those to fall back on.
         """
-        measured = self.search.searches % objective.measured_every == 0
         first = start(rows * self.ranking)
-        z = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
-        after = self._judged(objective, z, measured) if z is not None else None
-        if z is None or after is None:
-            z = plain(rows)
-            after = objective.measure(z) if measured else None
-        if not measured or after is None:
-            return z, None
+        found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
+        after = None if found is None else objective.measure(found)
+        if after is not None and not all(bool(values.isfinite().all()) for values in after):
+            self.search.fallbacks += 1  # finite points, but so far out that the networks make no numbers of them
+            after = None
+        z = plain(rows) if found is None or after is None else found
+        after = objective.measure(z) if after is None else after
         self.measured.add(objective.measure(first, objective.first), after)
         return z, after[0]
-
-    def _judged(self, objective: Objective, z: Tensor, measured: bool) -> tuple[Tensor, ...] | None:
-        """Interference and entropy of the points, or what else the networks make of them; None if it is no number."""
-        with torch.no_grad():
-            judged = objective.measure(z) if measured else (objective.scores(z),)
-        if all(bool(values.isfinite().all()) for values in judged):
-            return judged
-        self.search.fallbacks += 1  # finite points, but so far out that the networks make no numbers of them
-        return None
 
     def _best(self, objective: Objective, points: Tensor, rows: int) -> Tensor | None:
         with torch.no_grad():
@@ -114,7 +104,7 @@ class LatentRetrieval:
 
     def report(self) -> dict[str, Any]:
         """How often it searched and fell back to plain samples, and the mean of what it measured before and after."""
-        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks, "measured": self.measured.count}
+        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks}
         return counts | self.measured.means()
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,12 +125,12 @@ MEASURES = ("interference_before", "entropy_before", "interference_after", "entr
 
 @dataclass
 class Measured:
-    """Running means of interference and entropy over all searches that were measured, before and after."""
+    """Running means of interference and entropy over all searches, before and after."""
 
     count: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * len(MEASURES))
 
-    def add(self, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> None:
+    def add(self, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
         means = torch.stack([values.mean() for values in (*before, *after)])
         if bool(means.isfinite().all()):  # the rare others are counted as fallbacks
             self.count += 1

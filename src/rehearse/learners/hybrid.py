@@ -19,13 +19,13 @@ from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
 from ..parts import buffer_copies
+from . import hybrid_preparation as shared
 from .base import Learner
 from .checks import check_positive, check_second, check_switches, is_number, one_tensor
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier
 from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
-from .hybrid_preparation import preparation, take_preparation
 from .hybrid_search import CodeSearch, check_search
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
@@ -295,11 +295,14 @@ class AutoencoderReplay(Learner):
             if on_step is not None:
                 on_step(step + 1, steps)
 
-    def preparation(self) -> dict[str, Any] | None:
-        return preparation(self)
+    def before_preparation(self, task: int) -> dict[str, Any] | None:
+        return shared.before(self, task)
+
+    def preparation(self) -> dict[str, Any]:
+        return shared.after(self)
 
     def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
-        take_preparation(self, prepared)
+        shared.take(self, prepared)
         self._rows_passed += rows_passed
 
     def _train_autoencoder(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:

@@ -16,9 +16,10 @@ from ..latent import LatentSearch
 from ..losses import in_full
 from ..memory import Memory
 from .checks import check_positive
-from .generative_objectives import MEASURED_EVERY, View, divergence, entropy
+from .generative_objectives import View, divergence, entropy
 from .hybrid_codec import Codec
 
+MEASURED_EVERY: Final = 10  # searches; to measure one takes two more passes
 MEASURES: Final = ("objective", "interference", "entropy", "foreseen_entropy")
 
 
