@@ -79,7 +79,7 @@ class Ours:
         self.read = read_ahead(learner.codec, learner.memory, self.slots, CODES)
 
     def autoencoder_step(self, x: Tensor) -> None:
-        self.learner._train_autoencoder(self.learner._prepared(x), self.slots, self.read)
+        self.learner.coded.train(self.learner._prepared(x), self.slots, self.read)
 
     def classifier_step(self, x: Tensor, y: Tensor) -> None:
         self.learner.observe(x, y, self.task)

@@ -14,7 +14,7 @@ from rehearse import Batch, ReservoirMemory
 from rehearse.compute import prepare_for_model
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
-from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid, hybrid_codes
+from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes, hybrid_memory
 from rehearse.learners.hybrid_codec import Codec
 from rehearse.learners.hybrid_codes import CALIBRATION_ROWS
 from rehearse.learners.hybrid_search import distinct_neighbours
@@ -85,7 +85,7 @@ def slow(made: AutoencoderReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
     for task, (x, y) in enumerate(TASKS):
         x = x.double()
         for epoch in range(2):
-            order = made.training.order(20, epoch, task)
+            order = made.coded.training.order(20, epoch, task)
             for start in range(0, 20, 5):
                 rows = [x[row] for row in order[start : start + 5]]
                 rows += [before.decode(code[None])[0].detach() for code in codes]
@@ -118,7 +118,7 @@ def test_two_tasks_are_what_a_slow_program_makes_of_them() -> None:
     """In double precision: Adam makes whole steps of the rounding errors of parameters without a gradient."""
     made = learner(capacity=100, replay_share=0.7)
     made.model.double(), made.autoencoder.double()
-    made.codec, made.prepare = Codec(made.autoencoder), prepare_for_model(made.model)
+    made.coded.codec, made.prepare = Codec(made.autoencoder), prepare_for_model(made.model)
     classifier, autoencoder, codes = slow(made)
     run(made)
     for ours, theirs in ((made.autoencoder, autoencoder), (made.model, classifier)):
@@ -273,7 +273,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
 
 
 def brought_up_to_date(made: AutoencoderReplay) -> None:
-    made._carry_out(hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0]))
+    made.coded.carry_out(hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0]))
 
 
 @pytest.mark.parametrize("codes", ["float32", "float16", "uint8"])
@@ -297,8 +297,8 @@ def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch:
     counts = {}
     for refresh in ("epoch", "task"):
         made, calls = learner(refresh=refresh, autoencoder_epochs=3), []
-        plain = made._carry_out
-        monkeypatch.setattr(made, "_carry_out", lambda it, calls=calls, plain=plain: (calls.append(1), plain(it)))
+        plain = made.coded.carry_out
+        monkeypatch.setattr(made.coded, "carry_out", lambda it, calls=calls, plain=plain: (calls.append(1), plain(it)))
         run(made)
         counts[refresh] = len(calls)
         assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
@@ -308,13 +308,13 @@ def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch:
 
 def test_without_begin_task_it_learns_as_it_goes_and_the_codes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     made, due = learner(refresh_every=6), []
-    plain = made._carry_out
-    monkeypatch.setattr(made, "_carry_out", lambda it: (due.append(made._unprepared_batches + 1), plain(it)))
+    plain = made.coded.carry_out
+    monkeypatch.setattr(made.coded, "carry_out", lambda it: (due.append(made.coded.unprepared_batches + 1), plain(it)))
     x, y = images(70, 5, (0, 1))
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
     assert due == [1, 2, 4, 6, 12]
-    assert made.training.steps == 14 * 2
+    assert made.coded.training.steps == 14 * 2
 
 
 def test_batch_statistics_are_an_option() -> None:
@@ -473,7 +473,7 @@ def test_real_images_at_test_time_are_a_treatment_of_the_same_training() -> None
 def test_codes_that_are_read_ahead_are_those_that_are_read_as_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, drawn = learner(), learner()
     run(ahead)
-    monkeypatch.setattr(hybrid, "read_ahead", lambda *_: None)
+    monkeypatch.setattr(hybrid_memory, "read_ahead", lambda *_: None)
     run(drawn)
     for one, other in zip(ahead.autoencoder.parameters(), drawn.autoencoder.parameters(), strict=True):
         torch.testing.assert_close(one, other)

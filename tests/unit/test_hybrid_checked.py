@@ -93,8 +93,8 @@ def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
 
 def test_the_optimiser_that_is_named_is_the_one_that_steps() -> None:
     made = learner()
-    assert made.autoencoder_optimizer is made.training.optimizer
-    assert made.autoencoder is made.training.autoencoder
+    assert made.autoencoder_optimizer is made.coded.training.optimizer
+    assert made.autoencoder is made.coded.training.autoencoder
     with pytest.raises(AttributeError):
         made.autoencoder_optimizer = None  # type: ignore[misc, assignment]
 

@@ -191,6 +191,10 @@ class Learner(ABC):
         """What foresees a step of this learner on that batch, for `diagnose`."""
         return optimizer_foresight(self)
 
+    def _count(self, rows: int) -> None:
+        """So many rows more have passed forward."""
+        self._rows_passed += rows
+
     @property
     def forward_passes(self) -> float:
         """Rows passed forward through the model for each row observed: what the method costs."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,17 @@ from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
 from ..parts import buffer_copies
-from . import hybrid_preparation as shared
 from .base import Learner
 from .checks import check_positive, check_second, check_switches, is_number, one_tensor
 from .generative_objectives import View
 from .generative_parts import PreviousClassifier
 from .hybrid_codec import Codec, CodeType, Statistics
-from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
+from .hybrid_codes import Form, renewed
+from .hybrid_memory import CodedMemory, Refresh, Schedule
 from .hybrid_search import CodeSearch, check_search
 from .hybrid_training import AutoencoderTraining
 from .step import Step, mean_loss
 
-Refresh = Literal["epoch", "task"]
 REAL_TEST: Final = "real-test"  # the treatment that predicts from inputs as they are
 
 
@@ -123,56 +122,54 @@ class AutoencoderReplay(Learner):
             check_search(search, budget // copies)
         self.memory, self.search = memory, search
         self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
-        self.autoencoder_epochs, self.autoencoder_batch = autoencoder_epochs, autoencoder_batch
-        self.autoencoder_budget = autoencoder_budget
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
         self.autoencode_virtual = autoencode_virtual
-        self.refresh, self.refresh_every, self.snapshot_every = refresh, refresh_every, snapshot_every
-        self.exclude_current_task = exclude_current_task
-        self.training = AutoencoderTraining(autoencoder, autoencoder_optimizer, precision, seed)
-        self.codec = Codec(autoencoder, codes, statistics)
+        self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
+        training = AutoencoderTraining(autoencoder, autoencoder_optimizer, precision, clip, seed)
+        schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
+        self.coded = CodedMemory(memory, training, Codec(autoencoder, codes, statistics), schedule, self._count)
         self.previous: PreviousClassifier | None = None  # θ′, for the search alone
-        self._begun: tuple[int, int, int] | None = None  # the task that is trained for, its rows, the steps taken
-        self._prepared_task: int | None = None  # the task whose data the autoencoder has been trained on
-        self._unprepared_batches = 0
         self._batches_since_snapshot = 0
-        self._input: Form | None = None  # of what arrives
 
     @property
     def autoencoder(self) -> nn.Module:
-        return self.training.autoencoder
+        return self.coded.autoencoder
 
     @property
     def autoencoder_optimizer(self) -> torch.optim.Optimizer:
-        return self.training.optimizer
+        return self.coded.training.optimizer
+
+    @property
+    def codec(self) -> Codec:
+        """What reads and writes the codes now."""
+        return self.coded.codec
 
     # --------------------------------------------------------------------------------------------- the classifier
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the autoencoded batch and from decoded memories, then remember its codes."""
         incoming = self._accept(x, y, task, id)
-        prepared = isinstance(incoming.task, int) and incoming.task == self._prepared_task
+        prepared = isinstance(incoming.task, int) and incoming.task == self.coded.prepared_task
         with self._own_transaction(prepared), self._transaction(parameters=self.updates > 1):
             batch = self._enter(incoming, prepared)
-            codes, rebuilt = self._through(batch.x)  # h, B̃_n
+            codes, rebuilt = self.coded.through(batch.x)  # h, B̃_n
             seen = Batch(rebuilt if self.autoencode_incoming else batch.x, batch.y)
             kept = replace(incoming, x=codes)
             columns = self.memory.check(kept)
-            update = None
-            if not prepared and self._update_is_due(self._unprepared_batches + 1):
-                update = Update.of(self.codec, self.memory, self.autoencoder, batch.x)
+            update = None if prepared else self.coded.update_if_due(batch.x)
+            if update is not None:
                 kept = replace(kept, x=update.code(codes))
-                self._rows_passed += 2 * len(codes)
+                self._count(2 * len(codes))
             for _ in range(self.updates):
                 recalled = self._recall(incoming, codes, Batch(self._virtual(batch.x, rebuilt), batch.y))
                 losses = self._step(seen, recalled)  # θ ← SGD(B̃_n ∪ B_M, α)
         if update is not None:
-            self._carry_out(update)
+            self.coded.carry_out(update)
         self.memory.keep(kept, columns)  # M ← UpdateMemory(h)
         self._settle(incoming)
-        self._input = Form.of(incoming.x)
+        self.coded.input = Form.of(incoming.x)
         self._batches_since_snapshot += 1
-        self._unprepared_batches += not prepared
+        self.coded.unprepared_batches += not prepared
         return Step(*losses, recalled)
 
     def end_task(self) -> None:
@@ -188,11 +185,7 @@ class AutoencoderReplay(Learner):
             self._take_snapshot()
         x = self._prepared(incoming.x)
         if not prepared:
-            slots = self.memory.slots(self._excluded(incoming.task))
-            for _ in range(self.autoencoder_epochs):
-                self._train_autoencoder(x, slots)
-            if not len(self.memory):  # there is no code yet that an older autoencoder would be needed for
-                self.codec = renewed(self.codec, self.memory, self.autoencoder, x)
+            self.coded.train_on(x, self.memory.slots(self._excluded(incoming.task)))
         return Batch(x, incoming.y.to(self.device))
 
     def _step(self, seen: Batch, recalled: Batch | None) -> tuple[float, float | None]:
@@ -220,7 +213,7 @@ class AutoencoderReplay(Learner):
             stored = self.memory.sample(distinct, exclude_task=excluded)
         else:
             stored = self._interfered(codes, virtual, excluded, distinct)
-        x = self._read(stored.x)
+        x = self.coded.read(stored.x)
         recalled = Batch(x, stored.y.to(self.device), stored.task, stored.slots, stored.columns)
         return recalled if self.copies == 1 else recalled.take(torch.arange(len(x)).repeat(self.copies))
 
@@ -239,7 +232,7 @@ class AutoencoderReplay(Learner):
                 raise
             except (RuntimeError, ValueError) as problem:
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
-        self._rows_passed += 2 * before.rows + after.rows  # the decoder passes what each classifier does
+        self._count(2 * before.rows + after.rows)  # the decoder passes what each classifier does
         return stored
 
     def _virtual(self, x: Tensor, rebuilt: Tensor) -> Tensor:
@@ -268,60 +261,18 @@ class AutoencoderReplay(Learner):
         """
         if data is None or not len(data):
             return
-        x = self._accepted_inputs(data.x)
-        size = min(self.autoencoder_batch, len(x))
-        an_epoch, slots = len(x) // size, self.memory.slots(self._excluded(task))
-        steps = an_epoch * self.autoencoder_epochs
-        start = 0
-        if self._begun is not None and self._begun[0] == task:
-            _, rows, start = self._begun
-            if rows != len(x) and start < steps:
-                raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
-        for step in range(start, steps):
-            epoch, number = divmod(step, an_epoch)
-            if number == 0 or step == start:
-                order = torch.from_numpy(self.training.order(len(x), epoch, task))
-                read = read_ahead(self.codec, self.memory, slots, len(x))
-            due = number + 1 == an_epoch and (self.refresh == "epoch" or step + 1 == steps)
-            with self._preparing(), self.training.restored() if due else nullcontext():
-                if number == 0 and read is not None:
-                    self._rows_passed += len(read)
-                self._train_autoencoder(self._prepared(x[order[number * size : (number + 1) * size]]), slots, read)
-                if due:
-                    sample = self._prepared(x[order[:CALIBRATION_ROWS]])
-                    self._carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
-            self._begun, self._input = (task, len(x), step + 1), Form.of(x)
-            self._prepared_task = task if step + 1 == steps else None
-            if on_step is not None:
-                on_step(step + 1, steps)
+        slots = self.memory.slots(self._excluded(task))
+        self.coded.prepare(self._accepted_inputs(data.x), task, slots, self._prepared, self._preparing, on_step)
 
     def before_preparation(self, task: int) -> dict[str, Any] | None:
-        return shared.before(self, task)
+        return self.coded.start(task, self.random)
 
     def preparation(self) -> dict[str, Any]:
-        return shared.after(self)
+        return self.coded.prepared(self.random)
 
     def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
-        shared.take(self, prepared)
-        self._rows_passed += rows_passed
-
-    def _train_autoencoder(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
-        """One step on these rows and on what is read from the codes at some of these slots."""
-        if len(slots):
-            chosen = self.training.draw(len(slots), self.autoencoder_budget)
-            rehearsed = self._read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
-            x = torch.cat([x, rehearsed])
-        self.training.step(x, self.clip)
-        self._rows_passed += 2 * len(x)
-
-    def _carry_out(self, update: Update) -> None:
-        self.codec = update.carried_out(self.memory)
-        self._rows_passed += 2 * len(self.memory)
-
-    def _update_is_due(self, batches: int) -> bool:
-        """Where nobody has trained the autoencoder ahead it has moved: after 1, 2, 4, … and then every so many."""
-        every = self.refresh_every
-        return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
+        self.coded.take(prepared, self.random)
+        self._count(rows_passed)
 
     @contextlib.contextmanager
     def _preparing(self) -> Iterator[None]:
@@ -362,7 +313,7 @@ class AutoencoderReplay(Learner):
 
     def report(self) -> dict[str, Any]:
         """The memory in bytes, beside what the same number of raw inputs would take; and what the search did."""
-        told: dict[str, Any] = {"memory": sizes(self.memory, self.codec, self._input)}
+        told: dict[str, Any] = {"memory": self.coded.sizes()}
         return told if self.search is None else told | {"search": self.search.report()}
 
     def _take_in(self, known: Batch) -> None:
@@ -376,16 +327,7 @@ class AutoencoderReplay(Learner):
             codec = renewed(codec, self.memory, self.autoencoder, rows)
         codes = replace(known, x=codec.encode(rows))
         self.memory.keep(codes, self.memory.check(codes))
-        self.codec = codec
-        self._input = Form.of(x)
-
-    def _through(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self._rows_passed += 2 * len(x)
-        return self.codec.through(x)
-
-    def _read(self, stored: Tensor) -> Tensor:
-        self._rows_passed += len(stored)
-        return self.codec.read(stored)
+        self.coded.codec, self.coded.input = codec, Form.of(x)
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """Scores of rows as they come, for `diagnose`: as the foreseen step sees them."""
@@ -418,8 +360,7 @@ class AutoencoderReplay(Learner):
         x = checked_inputs(x)
         with self.random.borrowed():
             self._prepared(x[:1] if isinstance(x, Tensor) else x)
-        if self._input is not None:
-            self._input.check(x)
+        self.coded.check(x)
         accepted: Tensor = x
         return accepted
 
@@ -430,9 +371,7 @@ class AutoencoderReplay(Learner):
 
     def to(self, device: torch.device | str) -> AutoencoderReplay:
         super().to(device)
-        self.autoencoder.to(device)
-        self.autoencoder_optimizer.load_state_dict(self.autoencoder_optimizer.state_dict())  # follows the parameters
-        self.codec.to(device)
+        self.coded.to(device)
         if self.previous is not None:
             self.previous.network.to(device)
         return self
@@ -440,42 +379,30 @@ class AutoencoderReplay(Learner):
     @contextlib.contextmanager
     def _own_transaction(self, prepared: bool) -> Iterator[None]:
         """After an error everything beyond the classifier is put back as it was."""
-        kept = self.codec, self.previous, self._batches_since_snapshot
+        kept = self.coded.codec, self.previous, self._batches_since_snapshot
         search = None if self.search is None else self.search.state_dict()
         try:
-            with self.memory.transaction(), nullcontext() if prepared else self.training.restored():
+            with self.memory.transaction(), nullcontext() if prepared else self.coded.training.restored():
                 yield
         except BaseException:
-            self.codec, self.previous, self._batches_since_snapshot = kept
+            self.coded.codec, self.previous, self._batches_since_snapshot = kept
             if self.search is not None and search is not None:
                 self.search.load_state_dict(search)
             raise
 
     def _own_state(self) -> dict[str, Any]:
-        return {
-            "memory": self.memory.state_dict(),
-            "training": self.training.state_dict(),
-            "codec": self.codec.state_dict(),
+        return self.coded.state_dict() | {
             "previous": None if self.previous is None else self.previous.state_dict(),
-            "begun": self._begun,
-            "prepared_task": self._prepared_task,
-            "unprepared_batches": self._unprepared_batches,
             "batches_since_snapshot": self._batches_since_snapshot,
-            "input": None if self._input is None else tuple(self._input),
             "search": None if self.search is None else self.search.state_dict(),
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
-        self.training.load_state_dict(state["training"])
-        self.codec.load_state_dict(state["codec"])
+        self.coded.load_state_dict(state)
         self.previous = None
         if state["previous"] is not None:
             self.previous = PreviousClassifier.of(self.model)
             self.previous.load_state_dict(state["previous"])
-        self._begun, self._prepared_task = state["begun"], state["prepared_task"]
-        self._unprepared_batches = int(state["unprepared_batches"])
         self._batches_since_snapshot = int(state["batches_since_snapshot"])
-        self._input = None if state["input"] is None else Form(*state["input"])
         if self.search is not None:
             self.search.load_state_dict(state["search"])

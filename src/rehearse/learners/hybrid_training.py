@@ -35,9 +35,10 @@ class AutoencoderTraining:
         autoencoder: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: str,
+        clip: float | None,
         seed: int,
     ) -> None:
-        self.autoencoder, self.optimizer = autoencoder, optimizer
+        self.autoencoder, self.optimizer, self.clip = autoencoder, optimizer, clip
         device = next(autoencoder.parameters()).device
         self.computation = resolve_precision(precision, autoencoder, device)
         if self.computation.channels_last:
@@ -54,7 +55,7 @@ class AutoencoderTraining:
         generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
         return torch.from_numpy(generator.choice(rows, min(count, rows), replace=False))
 
-    def step(self, x: Tensor, clip: float | None = None) -> float:
+    def step(self, x: Tensor) -> float:
         """One step on these inputs; gives the loss before it. Refused, it leaves everything as it was."""
         autoencoder: Any = self.autoencoder
         buffers = KeptBuffers(autoencoder.modules())
@@ -65,7 +66,7 @@ class AutoencoderTraining:
                 check_rebuilt(x, rebuilt)
                 loss = mean_loss(F.mse_loss(in_full(rebuilt), x))
                 gradient = loss_gradient(loss, autoencoder, self.optimizer)
-                step_along(gradient, autoencoder, self.optimizer, clip)
+                step_along(gradient, autoencoder, self.optimizer, self.clip)
         except BaseException as problem:
             buffers.put_back()
             if isinstance(problem, RuntimeError | ValueError | TypeError | IndexError) and not isinstance(

@@ -1,0 +1,218 @@
+"""A memory of codes, the autoencoder that reads and writes them, and its training; nothing of a classifier enters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..compute import RandomState
+from ..errors import CheckpointError, InvalidInput
+from ..memory import Memory
+from .hybrid_codec import Codec
+from .hybrid_codes import CALIBRATION_ROWS, Form, Update, read_ahead, renewed, sizes
+from .hybrid_training import AutoencoderTraining
+
+Refresh = Literal["epoch", "task"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long the autoencoder is trained, on how many rows at a time, and when codes are brought up to date."""
+
+    epochs: int
+    budget: int  # codes rehearsed in a step
+    batch: int
+    refresh: Refresh
+    refresh_every: int
+
+
+class CodedMemory:
+    """Codes, what reads them, and what trains that.
+
+    With one seed two learners that recall differently train the same autoencoder and hold the same codes at every
+    step. ``count`` is told of every row that passes the encoder or the decoder.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        training: AutoencoderTraining,
+        codec: Codec,
+        schedule: Schedule,
+        count: Callable[[int], None],
+    ) -> None:
+        self.memory, self.training, self.codec, self.schedule = memory, training, codec, schedule
+        self.count = count
+        self.begun: tuple[int, int, int] | None = None  # the task that is trained for, its rows, the steps taken
+        self.prepared_task: int | None = None  # the task whose data the autoencoder has been trained on
+        self.unprepared_batches = 0
+        self.input: Form | None = None  # of what arrives
+
+    @property
+    def autoencoder(self) -> nn.Module:
+        return self.training.autoencoder
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def prepare(
+        self,
+        x: Tensor,
+        task: int,
+        slots: Tensor,
+        ready: Callable[[Tensor], Tensor],
+        scope: Callable[[], AbstractContextManager[None]],
+        on_step: Callable[[int, int], None] | None,
+    ) -> None:
+        """Train on a task's inputs and on what is read from the codes at these slots, from where that stands.
+
+        ``ready`` makes inputs what the autoencoder takes; each step is made in a ``scope`` of its own.
+        """
+        size = min(self.schedule.batch, len(x))
+        an_epoch = len(x) // size
+        steps = an_epoch * self.schedule.epochs
+        start = 0
+        if self.begun is not None and self.begun[0] == task:
+            _, rows, start = self.begun
+            if rows != len(x) and start < steps:
+                raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
+        for step in range(start, steps):
+            epoch, number = divmod(step, an_epoch)
+            if number == 0 or step == start:
+                order = torch.from_numpy(self.training.order(len(x), epoch, task))
+                read = read_ahead(self.codec, self.memory, slots, len(x))
+            due = number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps)
+            with scope(), self.training.restored() if due else nullcontext():
+                if number == 0 and read is not None:
+                    self.count(len(read))
+                self.train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
+                if due:
+                    sample = ready(x[order[:CALIBRATION_ROWS]])
+                    self.carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
+            self.begun, self.input = (task, len(x), step + 1), Form.of(x)
+            self.prepared_task = task if step + 1 == steps else None
+            if on_step is not None:
+                on_step(step + 1, steps)
+
+    def train_on(self, x: Tensor, slots: Tensor) -> None:
+        """As many steps as there are epochs, on a batch whose task nobody has prepared."""
+        for _ in range(self.schedule.epochs):
+            self.train(x, slots)
+        if not len(self.memory):  # there is no code yet that an older autoencoder would be needed for
+            self.codec = renewed(self.codec, self.memory, self.autoencoder, x)
+
+    def train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
+        """One step on these rows and on what is read from the codes at some of these slots."""
+        if len(slots):
+            chosen = self.training.draw(len(slots), self.schedule.budget)
+            rehearsed = self.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
+            x = torch.cat([x, rehearsed])
+        self.training.step(x)
+        self.count(2 * len(x))
+
+    def update_if_due(self, x: Tensor) -> Update | None:
+        """Where nobody has trained the autoencoder ahead it has moved: after 1, 2, 4, … and then every so many batches
+        codes are brought up to date."""
+        batches, every = self.unprepared_batches + 1, self.schedule.refresh_every
+        if batches % every == 0 or (batches < every and batches & (batches - 1) == 0):
+            return Update.of(self.codec, self.memory, self.autoencoder, x)
+        return None
+
+    def carry_out(self, update: Update) -> None:
+        self.codec = update.carried_out(self.memory)
+        self.count(2 * len(self.memory))
+
+    # --------------------------------------------------------------------------------------- through the autoencoder
+
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The codes of inputs as they are stored, and what can be read from those."""
+        self.count(2 * len(x))
+        return self.codec.through(x)
+
+    def read(self, stored: Tensor) -> Tensor:
+        """Inputs from codes as they are stored."""
+        self.count(len(stored))
+        return self.codec.read(stored)
+
+    def check(self, x: Tensor) -> None:
+        """Refuse inputs of another form than came before: what a memory of codes could not tell by looking at them."""
+        if self.input is not None:
+            self.input.check(x)
+
+    def sizes(self) -> dict[str, int]:
+        return sizes(self.memory, self.codec, self.input)
+
+    # ---------------------------------------------------------------------------------------------- for other learners
+
+    def start(self, task: int, random: RandomState) -> dict[str, Any] | None:
+        """All that has a part in the training for this task but the task's rows; None where it has begun."""
+        if self.begun is not None and self.begun[0] == task:
+            return None
+        state = {"training": self.training.state_dict(), "codec": self.codec.state_dict()}
+        return {**state, "memory": self._stored(), "random": random.get()}
+
+    def prepared(self, random: RandomState) -> dict[str, Any]:
+        """What the training has made of the task: the autoencoder, and the codes as it reads them."""
+        return {
+            "training": self.training.state_dict(),
+            "codec": self.codec.state_dict(),
+            "codes": self._stored().get("codes"),
+            "random": random.get(),
+            "begun": self.begun,
+            "input": None if self.input is None else tuple(self.input),
+        }
+
+    def take(self, prepared: dict[str, Any], random: RandomState) -> None:
+        """As if it had been trained here; what does not fit is refused, and nothing changed."""
+        before = random.get()
+        try:
+            (task, rows, steps), form = prepared["begun"], Form(*prepared["input"])
+            codec = self.codec.renewed(self.autoencoder)
+            codec.load_state_dict(prepared["codec"])
+            slots = self.memory.slots()
+            random.set(prepared["random"])
+            with random, self.training.restored():  # to enter a random state that is none is refused
+                self.training.load_state_dict(prepared["training"])
+                if len(slots):
+                    self.memory.rewrite(slots, prepared["codes"])
+        except Exception as problem:
+            random.set(before)
+            raise CheckpointError(f"this preparation does not fit: {problem}") from problem
+        self.codec, self.begun, self.prepared_task, self.input = codec, (task, rows, steps), task, form
+
+    def _stored(self) -> dict[str, Any]:
+        slots = self.memory.slots()
+        if not len(slots):
+            return {}
+        rows = self.memory.get(slots)
+        return {"slots": slots, "y": rows.y, "task": rows.task, "codes": rows.x}
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def to(self, device: torch.device | str) -> None:
+        self.autoencoder.to(device)
+        self.training.optimizer.load_state_dict(self.training.optimizer.state_dict())  # follows the parameters
+        self.codec.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "memory": self.memory.state_dict(),
+            "training": self.training.state_dict(),
+            "codec": self.codec.state_dict(),
+            "begun": self.begun,
+            "prepared_task": self.prepared_task,
+            "unprepared_batches": self.unprepared_batches,
+            "input": None if self.input is None else tuple(self.input),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self.training.load_state_dict(state["training"])
+        self.codec.load_state_dict(state["codec"])
+        self.begun, self.prepared_task = state["begun"], state["prepared_task"]
+        self.unprepared_batches = int(state["unprepared_batches"])
+        self.input = None if state["input"] is None else Form(*state["input"])
