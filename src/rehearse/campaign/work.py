@@ -36,8 +36,7 @@ def carry_out(
             done = store.get(spec)  # by the process that held the lock before
             if done is not None:
                 return done
-            shared = settings.preparations or store.preparations
-            result = execute(spec, folder, replace(settings, preparations=shared), on_progress)
+            result = execute(spec, folder, replace(settings, preparations=store.preparations), on_progress)
             store.put(spec, result)
             store.tidy(spec)
             return result

@@ -265,13 +265,13 @@ class AutoencoderReplay(Learner):
         self.coded.prepare(self._accepted_inputs(data.x), task, slots, self._prepared, self._preparing, on_step)
 
     def before_preparation(self, task: int) -> dict[str, Any] | None:
-        return self.coded.start(task, self.random)
+        return self.coded.before_preparation(task, self.random)
 
     def preparation(self) -> dict[str, Any]:
-        return self.coded.prepared(self.random)
+        return self.coded.preparation(self.random)
 
     def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
-        self.coded.take(prepared, self.random)
+        self.coded.take_preparation(prepared, self.random)
         self._count(rows_passed)
 
     @contextlib.contextmanager

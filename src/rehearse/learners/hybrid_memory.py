@@ -35,7 +35,7 @@ class CodedMemory:
     """Codes, what reads them, and what trains that.
 
     With one seed two learners that recall differently train the same autoencoder and hold the same codes at every
-    step. ``count`` is told of every row that passes the encoder or the decoder.
+    step. ``count`` is told how many rows pass the encoder or the decoder here.
     """
 
     def __init__(
@@ -148,14 +148,14 @@ class CodedMemory:
 
     # ---------------------------------------------------------------------------------------------- for other learners
 
-    def start(self, task: int, random: RandomState) -> dict[str, Any] | None:
+    def before_preparation(self, task: int, random: RandomState) -> dict[str, Any] | None:
         """All that has a part in the training for this task but the task's rows; None where it has begun."""
         if self.begun is not None and self.begun[0] == task:
             return None
         state = {"training": self.training.state_dict(), "codec": self.codec.state_dict()}
         return {**state, "memory": self._stored(), "random": random.get()}
 
-    def prepared(self, random: RandomState) -> dict[str, Any]:
+    def preparation(self, random: RandomState) -> dict[str, Any]:
         """What the training has made of the task: the autoencoder, and the codes as it reads them."""
         return {
             "training": self.training.state_dict(),
@@ -166,7 +166,7 @@ class CodedMemory:
             "input": None if self.input is None else tuple(self.input),
         }
 
-    def take(self, prepared: dict[str, Any], random: RandomState) -> None:
+    def take_preparation(self, prepared: dict[str, Any], random: RandomState) -> None:
         """As if it had been trained here; what does not fit is refused, and nothing changed."""
         before = random.get()
         try:
@@ -179,8 +179,10 @@ class CodedMemory:
                 self.training.load_state_dict(prepared["training"])
                 if len(slots):
                     self.memory.rewrite(slots, prepared["codes"])
-        except Exception as problem:
+        except BaseException as problem:
             random.set(before)
+            if not isinstance(problem, Exception):
+                raise
             raise CheckpointError(f"this preparation does not fit: {problem}") from problem
         self.codec, self.begun, self.prepared_task, self.input = codec, (task, rows, steps), task, form
 

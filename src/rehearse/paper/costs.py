@@ -46,8 +46,7 @@ class Costs:
         self._same: dict[str, list[float]] = {}
         self._alike: dict[tuple[str, str, str], list[float]] = {}
         for result in results:
-            spec, cost = Spec.from_dict(result["spec"]), result["cost"]
-            seconds = cost["cpu_seconds"] - cost.get("shared_cpu_seconds", 0.0)  # others of its like will share it too
+            spec, seconds = Spec.from_dict(result["spec"]), result["cost"]["cpu_seconds"]
             if spec.method not in METHODS or spec.stream not in STREAMS:
                 continue  # of an earlier version of the package
             self._same.setdefault(spec.group, []).append(seconds)

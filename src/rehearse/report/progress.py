@@ -128,6 +128,8 @@ class _Bars:
             note = "" if at.loss is None else f"loss {at.loss:.3f}"
             if at.prepared is not None:
                 note = f"preparing the next task: {at.prepared[0]:,} of {at.prepared[1]:,}"
+            elif at.waiting:
+                note = "waiting for another run that prepares the same task"
             self.progress.update(self.bars[event.spec.key], completed=at.step, total=at.steps, note=note)
         else:
             if event.spec.key in self.bars:
