@@ -92,7 +92,9 @@ class RandomState:
         return {"cpu": self._own, **{f"cuda:{device}": state for device, state in self._own_cuda.items()}}
 
     def set(self, state: dict[str, Tensor]) -> None:
-        self._own = state["cpu"].cpu().to(torch.uint8)
+        own = state["cpu"].cpu().to(torch.uint8)
+        torch.Generator().set_state(own)  # refuses what is no state
+        self._own = own
         self._own_cuda = {
             int(name.removeprefix("cuda:")): value.cpu() for name, value in state.items() if name != "cpu"
         }

@@ -50,9 +50,21 @@ OWN = (
 )  # fmt: skip
 
 
-def hybrid(spec: Spec, problem: Problem) -> Learner:
+def coded(spec: Spec, problem: Problem) -> Learner:
+    """AE."""
+    return _hybrid(spec, problem, {**CODE_OPTIONS, **spec.options}, None)
+
+
+def coded_and_searched(spec: Spec, problem: Problem) -> Learner:
+    """AE-MIR."""
+    options: dict[str, Any] = {**CODE_OPTIONS, **CODE_SEARCH_OPTIONS, **spec.options}
+    weights = {name: options[name] for name in ("kl", "entropy", "foreseen_entropy")}
+    search = LatentSearch(options["search_steps"], options["step_size"])
+    return _hybrid(spec, problem, options, CodeSearch(search, candidates=candidates(spec), **weights))
+
+
+def _hybrid(spec: Spec, problem: Problem, options: dict[str, Any], search: CodeSearch | None) -> Learner:
     classifier, optimizer = network_and_optimizer(spec, problem)
-    options: dict[str, Any] = {**CODE_OPTIONS, **spec.options}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(seed_sequence(spec.seed, "autoencoder-init").generate_state(1)[0]))
         sizes = {name: options[name] for name in ("channels", "depth", "output")}
@@ -63,16 +75,10 @@ def hybrid(spec: Spec, problem: Problem) -> Learner:
         autoencoder,
         torch.optim.Adam(autoencoder.parameters(), lr=options["autoencoder_lr"], fused=True),
         ReservoirMemory(spec.capacity or 1, seed=spec.seed),
-        search=_search(spec, options) if spec.options.keys() >= CODE_SEARCH_OPTIONS.keys() else None,
+        search=search,
         budget=spec.budget or 100,
         autoencoder_batch=spec.batch_size,
         exclude_current_task=spec.exclude_current_task is not False,
         **settings(spec, problem),
         **{name: options[name] for name in OWN if name in options},
     )
-
-
-def _search(spec: Spec, options: dict[str, Any]) -> CodeSearch:
-    search = LatentSearch(options["search_steps"], options["step_size"])
-    weights = {name: options[name] for name in ("kl", "entropy", "foreseen_entropy")}
-    return CodeSearch(search, candidates=candidates(spec), **weights)

@@ -29,6 +29,16 @@ def gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
 
 
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) = Σ p (log p − log q); classes that only q has are impossible under p, and add nothing."""
+    return (log_p.exp() * (log_p - log_q[:, : log_p.shape[1]])).sum(1)
+
+
+def entropy(log_p: Tensor) -> Tensor:
+    """H(p) = −Σ p log p: 0 where the classifier is certain."""
+    return -(log_p.exp() * log_p).sum(1)
+
+
 @runtime_checkable
 class Generator(Protocol):
     """The small surface that a generator needs, besides being an ``nn.Module``.

@@ -27,7 +27,7 @@ from .builders import Problem as Problem
 from .compute import prepare_symmetric, prepare_unit
 from .errors import InvalidInput
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
-from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, hybrid
+from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded, coded_and_searched
 from .learners import Learner
 from .spec import Plain, Spec, merge, stream_settings
 from .streams import STREAMS
@@ -141,14 +141,14 @@ METHODS: dict[str, Method] = {
     ),
     "ae": Method(
         "replay from a memory of codes that an autoencoder, itself learned from the stream, reads and writes",
-        hybrid,
+        coded,
         CODES,
         CODE_OPTIONS,
         WITHOUT_PART,
     ),
     "ae-mir": Method(
         "replay of the stored codes nearest to where, in the space of codes, the coming update interferes most",
-        hybrid,
+        coded_and_searched,
         CODES | {"candidates"},
         CODE_OPTIONS | CODE_SEARCH_OPTIONS,
         WITHOUT_PART,
@@ -224,14 +224,16 @@ def precision_of(spec: Spec) -> str:
 def preparation_key(spec: Spec) -> str | None:
     """What runs share that prepare every task in the same way, as a name for a folder; None: there is nothing to share.
 
-    Which method, network and learning rate, what is recalled and who sees what through the autoencoder play no part.
+    Which method, network and learning rate, what is recalled, in which precision that is looked for, and who sees what
+    through the autoencoder play no part.
     """
     method = find_method(spec.method)
     if method.not_preparing is None or spec.task_free:
         return None
     options = {name: value for name, value in spec.options.items() if name not in method.not_preparing}
+    training = "float32" if spec.precision == "bfloat16-scoring" else spec.precision
     alike = replace(spec, method="any", network="any", lr=1.0, updates=None, budget=None, candidates=None)
-    return replace(alike, options=options).key
+    return replace(alike, options=options, precision=training).key
 
 
 def _checked_option(name: str, value: Any, default: Plain) -> Any:

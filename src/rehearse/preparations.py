@@ -126,7 +126,8 @@ def _digest(value: Any) -> str:
         if isinstance(part, Tensor):
             rows = part.detach().cpu().contiguous()
             hashed.update(f"{rows.dtype} {tuple(rows.shape)}".encode())
-            hashed.update(rows.view(-1).view(torch.uint8).numpy().tobytes())
+            if rows.numel():
+                hashed.update(rows.view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(part, dict):
             hashed.update(b"{")
             for name in sorted(part, key=str):

@@ -122,8 +122,23 @@ def run(learner: Learner, stream: Stream, start: int = 0, stop: int | None = Non
 
 
 def modules(learner: Learner) -> list[nn.Module]:
-    """Every network that the learner holds."""
-    return [value for value in vars(learner).values() if isinstance(value, nn.Module)]
+    """Every network that the learner trains, held by itself or by a part of it; frozen copies are its own affair."""
+    found: dict[int, nn.Module] = {}
+    seen: set[int] = set()
+
+    def look(part: Any) -> None:
+        if id(part) in seen:
+            return
+        seen.add(id(part))
+        if isinstance(part, nn.Module):
+            if any(parameter.requires_grad for parameter in part.parameters()):
+                found[id(part)] = part
+        elif type(part).__module__.startswith("rehearse."):
+            for value in getattr(part, "__dict__", {}).values():
+                look(value)
+
+    look(learner)
+    return list(found.values())
 
 
 def world() -> dict[str, Any]:

@@ -133,6 +133,13 @@ def test_who_would_train_otherwise_shares_nothing(other: dict[str, Any]) -> None
     assert preparation_key(spec("ae", **other)) != preparation_key(spec("ae"))
 
 
+def test_in_which_precision_memories_are_looked_for_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rehearse.experiment.native_bfloat16", lambda: True)
+    ae, mir = (with_precision(resolve(method, "split-cifar10")) for method in ("ae", "ae-mir"))
+    assert (ae.precision, mir.precision) == ("float32", "bfloat16-scoring")
+    assert preparation_key(ae) == preparation_key(mir) is not None
+
+
 def test_methods_without_preparation_share_nothing() -> None:
     assert preparation_key(resolve("er", "split-mnist")) is None
     assert preparation_key(replace(spec("ae"), task_free=True)) is None
@@ -154,7 +161,10 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "cost": lambda file: altered(file, cost=("a", 1.0, 1.0)),
     "not finite": lambda file: altered(file, cost=(1, float("nan"), 1.0)),
     "begun": unfit(begun=(1, 2)),
-    "random": unfit(random={"cpu": torch.zeros(3, dtype=torch.uint8)}),
+    "random": lambda file: unfit(
+        training=read_state(file)["prepared"]["training"] | {"random": {"cpu": torch.zeros(3, dtype=torch.uint8)}}
+    )(file),
+    "too few steps": unfit(begun=(1, 40, STEPS - 1)),
     "codes": unfit(codes=torch.zeros(3, 2)),
     "training": unfit(training={}),
     "codec": unfit(codec={"codes": "uint8"}),
@@ -183,7 +193,9 @@ def test_a_preparation_that_is_refused_changes_nothing() -> None:
     other.load_state_dict(learner.state_dict())
     learner.begin_task(replace(data, task=1), 1)
     before = other.state_dict()
-    for part, value in {"codes": torch.zeros(3, 2), "training": {}, "random": {"cpu": torch.zeros(3)}}.items():
+    training = learner.preparation()["training"] | {"random": {"cpu": torch.zeros(3)}}
+    wrong = [("codes", torch.zeros(3, 2)), ("training", {}), ("training", training), ("begun", (1, 40, 3))]
+    for part, value in wrong:
         with pytest.raises(CheckpointError, match="does not fit"):
             other.take_preparation(learner.preparation() | {part: value}, 1)
         assert_same(other.state_dict(), before)
@@ -197,7 +209,10 @@ CHANGES: dict[str, Callable[[Learner], Any]] = {
     "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
     "memory": lambda ours: ours.memory.forget(slots=[0]),
     "scale": lambda ours: ours.codec.step.add_(1e-3),
-    "random": lambda ours: ours.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
+    "random": lambda ours: ours.coded.training.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
+    "schedule": lambda ours: setattr(ours.coded, "schedule", replace(ours.coded.schedule, budget=3)),
+    "clip": lambda ours: setattr(ours.coded.training, "clip", 0.01),
+    "rehearsed": lambda ours: setattr(ours, "exclude_current_task", False),
 }
 
 
@@ -207,6 +222,7 @@ def test_whoever_starts_from_something_else_takes_nothing(
 ) -> None:
     learner = Run(spec("ae", options={"codes": "uint8"} if what == "scale" else {})).learner
     learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2, 0)
+    learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2 + 2, 1)
     data = Batch(torch.rand(20, 1, 28, 28), torch.arange(20) % 2 + 2, 1)
     first = Preparation.of(learner, data, 1, tmp_path)
     again = Preparation.of(learner, data, 1, tmp_path)

@@ -11,8 +11,9 @@ from rehearse.compute import prepare_unit
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.latent import Elbo, LatentSearch
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
-from rehearse.learners.generative_objectives import View, generator_objective
+from rehearse.learners.generative_objectives import generator_objective
 from rehearse.learners.same_rows import can_stay
+from rehearse.learners.view import View
 from rehearse.nets import MLP, VAE, GatedMLP
 
 

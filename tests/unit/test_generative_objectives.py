@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 from rehearse.errors import InvalidInput
-from rehearse.latent import Elbo, LatentSearch, gaussian_kl
+from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
 from rehearse.learners import Coefficients, LatentRetrieval
 from rehearse.learners.generative_objectives import (
     Objective,
-    View,
     classifier_objective,
-    divergence,
     diversity,
-    entropy,
     generator_objective,
     shell,
 )
+from rehearse.learners.view import View
 from rehearse.nets import VAE, GatedMLP
 
 NOTHING = Coefficients(kl=0, reconstruction=0, entropy=0, diversity=0, shell=0)

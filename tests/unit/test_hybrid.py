@@ -16,7 +16,6 @@ from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
 from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes, hybrid_memory
 from rehearse.learners.hybrid_codec import Codec
-from rehearse.learners.hybrid_codes import CALIBRATION_ROWS
 from rehearse.learners.hybrid_search import distinct_neighbours
 from rehearse.nets import ConvAutoencoder
 from sameness import assert_same, differences
@@ -50,6 +49,10 @@ def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None,
         seed=seed,
         **options,
     )
+
+
+def some_search(**options: Any) -> CodeSearch:
+    return CodeSearch(LatentSearch(1, 0.5), **options)
 
 
 def images(n: int, seed: int, labels: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -206,14 +209,73 @@ def slowly_interfered(made: AutoencoderReplay, x: Tensor, y: Tensor, count: int,
 def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
     search = CodeSearch(LatentSearch(2, 3.0), kl=5.0, entropy=0.5, foreseen_entropy=2.0, candidates=None)
     made = learner(capacity=100, search=search, budget=7, autoencode_virtual=not real)
-    run(made, batches=3)
+    run(made, tasks=1)
     x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1)
+    for start in (0, 5, 10):
+        made.observe(x[start : start + 5], y[start : start + 5], 1)
+    assert made.previous is not None
+    assert differences(made.previous.network.state_dict(), made.model.state_dict()), "θ′ is of the end of task 0"
     wanted = slowly_interfered(made, x[15:], y[15:], 7, real)
     step = made.observe(x[15:], y[15:], 1)
     assert step.recalled is not None
     assert step.recalled.slots is not None
     assert step.recalled.slots.tolist() == wanted
     torch.testing.assert_close(step.recalled.x, made.codec.read(made.memory.get(step.recalled.slots).x))
+
+
+def when_taken(made: AutoencoderReplay, tasks: list[int | None]) -> list[int]:
+    """The batches before which, or at whose end, θ′ became another."""
+    x, y = TASKS[0]
+    taken, last = [], made.previous
+    for number, task in enumerate(tasks):
+        before = copy.deepcopy(made.model.state_dict())
+        made.observe(x[:5], y[:5], task)
+        if made.previous is not last:
+            last = made.previous
+            assert last is not None
+            assert_same(last.network.state_dict(), before)
+            taken.append(number)
+    return taken
+
+
+def test_the_previous_classifier_is_the_one_at_the_end_of_the_last_task() -> None:
+    assert when_taken(learner(search=some_search()), [0, 0, 0, 1, 1, 2]) == [3, 5]
+    assert when_taken(learner(search=some_search(), snapshot_every=3), [None] * 8) == [3, 6]
+    made = learner(search=some_search())
+    when_taken(made, [0, 0])
+    made.end_task()
+    assert made.previous is not None
+    assert_same(made.previous.network.state_dict(), made.model.state_dict())
+    assert when_taken(made, [0, 0, 0]) == [], "a task that goes on after its end"
+    assert when_taken(learner(), [0, 1]) == [], "nobody needs it"
+
+
+def test_candidates_are_what_the_memory_draws_of_other_tasks() -> None:
+    made = learner(capacity=100, search=some_search(candidates=6), budget=4)
+    run(made, tasks=1)
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1)
+    made.observe(x[:5], y[:5], 1)
+    other = copy.deepcopy(made.memory)
+    drawn = other.sample(6, 1, ordered=True).slots
+    step = made.observe(x[5:10], y[5:10], 1)
+    assert set(step.recalled.slots.tolist()) <= set(drawn.tolist())
+
+
+@pytest.mark.parametrize("far", [None, 3e38])
+def test_where_a_search_ends_nowhere_codes_of_other_tasks_are_drawn(
+    far: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At numbers that are none, or so far out that no distance can be told: never the lowest slots by default."""
+    made = learner(capacity=100, search=some_search(kl=20.0 if far else 1e38), budget=4)
+    assert made.search is not None
+    if far:
+        monkeypatch.setattr(CodeSearch, "__call__", lambda self, codes, *_: torch.full_like(codes, far))
+    steps = run(made)
+    assert made.report()["search"]["fallbacks"] == 4
+    assert all(set(step.recalled.task.tolist()) == {0} for step in steps[4:])
+    assert any(sorted(step.recalled.slots.tolist()) != [0, 1, 2, 3] for step in steps[4:])
 
 
 def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
@@ -230,10 +292,16 @@ def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
     assert len(steps[-1].recalled) == 20
 
 
-def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled() -> None:
-    """So a comparison of AE and AE-MIR is one of retrievals."""
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled(noise: float) -> None:
+    """So a comparison of AE and AE-MIR is one of retrievals, even if both networks draw random numbers."""
     plain, searched = learner(seed=3), learner(seed=3, search=CodeSearch())
-    run(plain), run(searched)
+    for made in (plain, searched):
+        made.model.body.append(nn.Dropout(noise))
+        made.autoencoder.encoder.append(nn.Dropout(noise))
+        made.coded.codec = Codec(made.autoencoder)
+        run(made)
+        made.begin_task(Batch(*TASKS[0], 2), 2)
     assert_same(plain.autoencoder.state_dict(), searched.autoencoder.state_dict())
     assert_same(plain.memory.all().x, searched.memory.all().x)
     assert differences(plain.model.state_dict(), searched.model.state_dict())
@@ -298,23 +366,78 @@ def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch:
     for refresh in ("epoch", "task"):
         made, calls = learner(refresh=refresh, autoencoder_epochs=3), []
         plain = made.coded.carry_out
-        monkeypatch.setattr(made.coded, "carry_out", lambda it, calls=calls, plain=plain: (calls.append(1), plain(it)))
+        monkeypatch.setattr(made.coded, "carry_out", lambda it, calls=calls, plain=plain: calls.append(1) or plain(it))
         run(made)
         counts[refresh] = len(calls)
         assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
     assert counts == {"epoch": 6, "task": 2}
-    assert CALIBRATION_ROWS > 20
 
 
 def test_without_begin_task_it_learns_as_it_goes_and_the_codes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     made, due = learner(refresh_every=6), []
     plain = made.coded.carry_out
-    monkeypatch.setattr(made.coded, "carry_out", lambda it: (due.append(made.coded.unprepared_batches + 1), plain(it)))
+    monkeypatch.setattr(made.coded, "carry_out", lambda it: due.append(made.coded.unprepared_batches + 1) or plain(it))
     x, y = images(70, 5, (0, 1))
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
-    assert due == [1, 2, 4, 6, 12]
+    assert due == [2, 4, 6, 12]
     assert made.coded.training.steps == 14 * 2
+
+
+def test_the_first_codes_of_a_batch_that_nobody_prepared_have_gone_one_way_only() -> None:
+    made = learner()
+    x, y = TASKS[0]
+    made.observe(x[:5], y[:5])
+    assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
+    torch.testing.assert_close(made.memory.all().x, made.codec.encode(x[:5]))
+
+
+def rehearsed(made: AutoencoderReplay, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of rows of each step of the autoencoder."""
+    rows: list[int] = []
+    plain = made.coded.training.step
+    monkeypatch.setattr(made.coded.training, "step", lambda x: rows.append(len(x)) or plain(x))
+    return rows
+
+
+def test_the_autoencoder_rehearses_so_many_codes_of_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = learner(capacity=100, autoencoder_budget=4)
+    rows = rehearsed(made, monkeypatch)
+    run(made)
+    assert rows == [5] * 8 + [9] * 8
+    unprepared = learner(capacity=100, autoencoder_budget=4)
+    rows = rehearsed(unprepared, monkeypatch)
+    x, y = TASKS[0]
+    for start, task in ((0, 0), (5, 0), (10, 1), (15, 1)):
+        unprepared.observe(x[start : start + 5], y[start : start + 5], task)
+    assert rows == [5, 5, 5, 5, 9, 9, 9, 9]
+
+
+def test_every_epoch_has_all_rows_in_another_order() -> None:
+    order = learner().coded.training.order
+    first, second, other = order(20, 0, 0).tolist(), order(20, 1, 0).tolist(), order(20, 0, 1).tolist()
+    assert sorted(first) == sorted(second) == sorted(other) == list(range(20))
+    assert len({tuple(one) for one in (first, second, other, list(range(20)))}) == 4
+
+
+def test_rows_that_are_forgotten_while_the_autoencoder_trains_are_rehearsed_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = learner(capacity=100)
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 0), 0)
+    for start in range(0, 20, 5):
+        made.observe(x[start : start + 5], y[start : start + 5], 0, id=list(range(start, start + 5)))
+    rows = rehearsed(made, monkeypatch)
+
+    def forget(done: int, of: int) -> None:
+        if done == 3:
+            assert made.forget(ids=range(8)) == 8
+
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1, forget)
+    assert rows == [25] * 3 + [17] * 5
+    made.observe(x[:5], y[:5], 1)
 
 
 def test_batch_statistics_are_an_option() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_hybrid import SHAPE, TASKS, Tiny, learner, run
+from test_hybrid import SHAPE, TASKS, Tiny, learner, run, some_search
 from torch import Tensor, nn
 
 from rehearse import Batch
@@ -210,15 +210,20 @@ def test_codes_are_written_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_preparation_leaves_the_classifier_alone() -> None:
     made, asked = learner(), []
+    run(made, tasks=1)
     made.model.eval()
+    before = made.state_dict()
     made.model.train = lambda mode=True: asked.append(mode)  # type: ignore[assignment, method-assign, return-value]
-    x, y = TASKS[0]
-    made.begin_task(Batch(x, y, 0), 0)
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1)
     assert asked == []
+    after = made.state_dict()
+    for part in ("model", "buffers", "optimizer", "random", "moves"):
+        assert_same(after[part], before[part])
 
 
 def test_a_classifier_may_gain_a_part_between_tasks() -> None:
-    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=SEARCH())
+    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
     run(made, tasks=1)
     made.model.add_module("extra", nn.Identity())
     x, y = TASKS[1]
@@ -235,8 +240,9 @@ def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         made.begin_task(Batch(x, y, 0), 0, stop)
-    with pytest.raises(InvalidInput, match="task 0 began with 20 rows, these are 15"):
-        made.begin_task(Batch(x[:15], y[:15], 0), 0)
+    for rows in (15, 3):  # with three of them fewer steps would be asked for than have been taken
+        with pytest.raises(InvalidInput, match=f"task 0 began with 20 rows, these are {rows}"):
+            made.begin_task(Batch(x[:rows], y[:rows], 0), 0)
     made.begin_task(Batch(x, y, 0), 0)
     made.begin_task(Batch(x[:15], y[:15], 0), 0)  # nothing is left to do
 
@@ -244,7 +250,9 @@ def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
 def test_buffers_that_torch_does_not_save_come_back() -> None:
     def counting() -> AutoencoderReplay:
         torch.manual_seed(7)
-        return with_networks(Counting(Tiny()), Counting(ConvAutoencoder(SHAPE, channels=3, depth=1)), search=SEARCH())
+        return with_networks(
+            Counting(Tiny()), Counting(ConvAutoencoder(SHAPE, channels=3, depth=1)), search=some_search(candidates=20)
+        )
 
     made, other = counting(), counting()
     run(made)
@@ -261,10 +269,6 @@ def test_buffers_that_torch_does_not_save_come_back() -> None:
     assert_same(other.state_dict(), made.state_dict())
 
 
-def SEARCH() -> CodeSearch:
-    return CodeSearch(candidates=20)
-
-
 def test_codes_of_another_kind_are_refused() -> None:
     made, other = learner(codes="uint8"), learner(codes="float32")
     run(made, tasks=1)
@@ -272,6 +276,106 @@ def test_codes_of_another_kind_are_refused() -> None:
     with pytest.raises(CheckpointError, match="codes='uint8', this one codes='float32'"):
         other.load_state_dict(made.state_dict())
     assert_same(other.state_dict(), before)
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_state_of_the_other_retrieval_is_refused(searched: bool) -> None:
+    made, other = (learner(search=some_search() if one else None) for one in (searched, not searched))
+    run(made, tasks=1)
+    before = other.state_dict()
+    with pytest.raises(CheckpointError, match="the saved learner recalls codes"):
+        other.load_state_dict(made.state_dict())
+    assert_same(other.state_dict(), before)
+
+
+class Twice(Tiny):
+    """Two outputs for each row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).repeat_interleave(2, 0)
+
+
+@pytest.mark.parametrize("search", [None, some_search()])
+def test_a_classifier_with_more_outputs_than_rows_is_refused(search: CodeSearch | None) -> None:
+    made = with_networks(Twice(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=search)
+    x, y = TASKS[0]
+    made.begin_task(Batch(x, y, 0), 0)
+    for ask in (lambda: made.observe(x[:5], y[:5], 0), lambda: made.predict(x[:5])):
+        with pytest.raises(InvalidInput, match="for 5 rows; its first dimension must be"):
+            ask()
+
+
+def noisy(x: Any) -> Tensor:
+    return x.float() + 0.1 * torch.randn_like(x)
+
+
+def test_what_is_only_asked_moves_no_random_numbers() -> None:
+    made = learner(prepare=noisy)
+    run(made, tasks=1)
+    x, y = TASKS[1]
+    own, everybodys = made.random.get()["cpu"].clone(), torch.get_rng_state()
+    errors = [made.evaluation_metrics(x, y) for _ in range(2)]
+    assert errors[0] == errors[1]
+    assert torch.equal(made.rebuild(x), made.rebuild(x))
+    made.remember([(x[:10], y[:10], 1)])
+    assert torch.equal(made.random.get()["cpu"], own)
+    assert torch.equal(torch.get_rng_state(), everybodys)
+
+
+def test_inputs_are_rebuilt_from_the_rows_that_they_are_compared_with() -> None:
+    made = learner(prepare=noisy)
+    run(made, tasks=1)
+    made.coded.codec.rebuild = lambda rows: rows  # type: ignore[method-assign]
+    assert made.evaluation_metrics(*TASKS[1]) == {"reconstruction": 0.0}
+
+
+def test_a_decoder_that_draws_leaves_everybodys_random_numbers_alone() -> None:
+    class Sampling(ConvAutoencoder):
+        def decode(self, code: Tensor) -> Tensor:
+            return super().decode(code + 0.01 * torch.randn_like(code))
+
+    made, other = (with_networks(Tiny(), Sampling(SHAPE, channels=3, depth=1)) for _ in range(2))
+    other.load_state_dict(made.state_dict())
+    everybodys = torch.get_rng_state()
+    run(made), run(other, tasks=1)
+    assert torch.equal(torch.get_rng_state(), everybodys)
+    x, y = TASKS[1]
+
+    def stop(done: int, of: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        other.begin_task(Batch(x, y, 1), 1, stop)
+    other.begin_task(Batch(x, y, 1), 1)
+    for start in range(0, 20, 5):
+        other.observe(x[start : start + 5], y[start : start + 5], 1)
+    other.end_task()
+    assert_same(other.state_dict(), made.state_dict())
+
+
+@pytest.mark.parametrize("codes", ["float32", "uint8"])
+def test_rows_through_encoder_and_decoder_are_counted(codes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = 0
+
+    def counting(name: str) -> Any:
+        plain = getattr(ConvAutoencoder, name)
+
+        def method(self: ConvAutoencoder, rows: Tensor) -> Tensor:
+            nonlocal counted
+            counted += len(rows)
+            return plain(self, rows)
+
+        return method
+
+    made, passed = learner(codes=codes), []
+    made.model.register_forward_hook(lambda _, rows, __: passed.append(len(rows[0])))
+    for name in ("encode", "decode"):
+        monkeypatch.setattr(ConvAutoencoder, name, counting(name))
+    run(made)
+    x, y = TASKS[0]
+    made.observe(x[:5], y[:5])  # a batch that nobody has prepared
+    assert made.rows_passed == counted + sum(passed)
 
 
 def test_a_copy_takes_over_which_parts_are_frozen() -> None:
@@ -283,7 +387,7 @@ def test_a_copy_takes_over_which_parts_are_frozen() -> None:
 
 
 def test_the_previous_classifier_keeps_frozen_batch_norm_frozen_in_the_search() -> None:
-    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=SEARCH())
+    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
     made.model.train()
     made.model.body[1].eval()
     run(made, tasks=1)

@@ -98,8 +98,8 @@ class Learner(ABC):
         """
 
     def before_preparation(self, task: int) -> dict[str, Any] | None:
-        """All that `begin_task` starts from but the task's rows; where two learners have the same, either's
-        `preparation` serves both. None where there is nothing that another learner could take over."""
+        """All that `begin_task` starts from but the task's rows and what `prepare` makes of them; where two learners
+        have the same, either's `preparation` serves both. None: there is nothing that another could take over."""
         return None
 
     def preparation(self) -> dict[str, Any]:
@@ -348,6 +348,10 @@ class Learner(ABC):
             raise InvalidInput("the model gave a single number; it must give scores (or values) for every row")
         self._rows_passed += len(scores)
         return scores
+
+    def _scores_of(self, rows: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        """The same of prepared rows in one tensor, as many scores as rows."""
+        return check_rows(self._forward_prepared(rows, buffers), len(rows))
 
     def _losses(self, batch: Batch, recalled: bool, scores: Tensor | None = None) -> Tensor:
         """One loss a row; passes the batch through the model unless its scores are given."""

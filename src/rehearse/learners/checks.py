@@ -83,6 +83,12 @@ def check_not_negative(**numbers: Any) -> None:
             raise InvalidInput(f"{name} is {number!r}; it must be a number that is not negative")
 
 
+def check_coefficients(**weights: Any) -> None:
+    for name, weight in weights.items():
+        if not is_number(weight) or not math.isfinite(weight):
+            raise InvalidInput(f"the coefficient {name} is {weight!r}; it must be a finite number")
+
+
 # ------------------------------------------------------------------------------------------------ rows on their own
 
 

@@ -26,12 +26,14 @@ from .checks import (
     check_switches,
     one_tensor,
 )
-from .generative_objectives import View, classifier_objective, generator_objective
-from .generative_parts import Imagined, Retrieved, Snapshot, check_generator, restored
+from .generative_objectives import classifier_objective, generator_objective
+from .generative_parts import Imagined, Retrieved, check_generator
 from .generative_retrieval import LatentRetrieval, check_retrievals
 from .generator_training import GeneratorTraining, equal_weights
 from .same_rows import SameRows, can_stay
+from .snapshots import Snapshot, restored
 from .step import Step, mean_loss
+from .view import View
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
 
@@ -277,7 +279,7 @@ class GenerativeReplay(Learner):
 
     def _gradient_of(self, batch: Batch) -> Gradient:
         """∇ℓ(B_n) for the classifier's look-ahead; statistics stay."""
-        scores = self._forward_prepared(batch.x, buffer_copies(self.model) or None)
+        scores = self._scores_of(batch.x, buffer_copies(self.model) or None)
         return self._gradient(mean_loss(self._losses(batch, False, scores)))
 
     def _generator_gradient_of(self, batch: Batch) -> Gradient:
@@ -297,7 +299,7 @@ class GenerativeReplay(Learner):
                 incoming, recalled, of_scores = self._losses_with_gradient(by_hand.scores, batch, replay)
                 gradient = steps.step_by_hand(by_hand, of_scores)
             else:
-                scores = self._forward_prepared(rows) if steps is None else steps.forward()
+                scores = self._scores_of(rows) if steps is None else steps.forward()
                 loss = incoming = mean_loss(self._losses(batch, recalled=False, scores=scores[: len(batch)]))
                 recalled = None
                 if replay is not None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..compute import RandomState
-from ..errors import InvalidInput
-from ..latent import Elbo, gaussian_kl
-from ..losses import in_full
-from ..parts import Substitutes
+from ..latent import Elbo, divergence, entropy, gaussian_kl
+from .checks import check_coefficients
+from .view import View
 
 Decode = Literal["own", "previous"]
 Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
@@ -38,20 +37,7 @@ class Coefficients:
     shell: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidInput(f"the coefficient {field.name} is {value!r}; it must be a finite number")
-
-
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ p (log p − log q); classes that only q has are impossible under p, and add nothing."""
-    return (log_p.exp() * (log_p - log_q[:, : log_p.shape[1]])).sum(1)
-
-
-def entropy(log_p: Tensor) -> Tensor:
-    """H(p) = −Σ p log p: 0 where the classifier is certain."""
-    return -(log_p.exp() * log_p).sum(1)
+        check_coefficients(**asdict(self))
 
 
 def diversity(z: Tensor) -> Tensor:
@@ -109,36 +95,6 @@ class Objective:
             found |= self.terms(z, missing)
         total: Tensor = torch.stack([found[name] for name in self.interference]).sum(0)
         return total, found["entropy"]
-
-
-class View:
-    """A network as it is, or with other tensors in place of its own; counts the rows that pass through it."""
-
-    def __init__(self, module: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> None:
-        self._module = module
-        self._substituted = nullcontext() if tensors is None else Substitutes(module, tensors)
-        self.rows = 0
-
-    def classify(self, x: Tensor) -> Tensor:
-        """log softmax of the scores."""
-        scores: Tensor = self._ask("forward", x)
-        return in_full(scores).log_softmax(1)
-
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_variance = self._ask("encode", x)
-        return mean, log_variance
-
-    def decode(self, z: Tensor) -> Tensor:
-        x: Tensor = self._ask("decode", z)
-        return x
-
-    def loss(self, x: Tensor) -> Elbo:
-        return Elbo(*self._ask("loss", x))
-
-    def _ask(self, method: str, rows: Tensor) -> Any:
-        self.rows += len(rows)
-        with self._substituted:
-            return self._module(rows) if method == "forward" else getattr(self._module, method)(rows)
 
 
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, foreseen: View) -> Objective:

@@ -1,10 +1,7 @@
-"""What replay from a generator is made of: the snapshots it replays from, and a second network that can be put back."""
+"""What replay from a generator is made of: what it imagines and what a generator must be able to do."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,57 +10,6 @@ from torch import Tensor, nn
 
 from ..batch import Batch
 from ..errors import InvalidInput
-from ..heads import find_head, outputs, resize
-from ..parts import KeptBuffers, load_unsaved, unsaved_copies
-
-
-@dataclass(frozen=True)
-class PreviousClassifier:
-    """θ′: the classifier as it was, in eval mode, not to be trained."""
-
-    network: nn.Module
-
-    @classmethod
-    def of(cls, classifier: nn.Module) -> PreviousClassifier:
-        return cls(frozen_copy(classifier))
-
-    def state_dict(self) -> dict[str, Any]:
-        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
-        return {"weights": weights, "buffers": unsaved_copies(self.network)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into a copy of the present classifier, whose head may have grown since."""
-        weights = state["weights"]
-        if outputs(self.network):
-            name, head = find_head(self.network)
-            saved = weights.get(f"{name}.weight" if name else "weight", head.weight)
-            resize(self.network, torch.optim.SGD(self.network.parameters()), len(saved))
-        self.network.load_state_dict(weights)
-        load_unsaved(self.network, state["buffers"])
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """θ′, φ′, γ′: classifier and generator as they were, in eval mode, not to be trained."""
-
-    classifier: nn.Module
-    generator: nn.Module
-
-    @classmethod
-    def of(cls, classifier: nn.Module, generator: nn.Module) -> Snapshot:
-        return cls(frozen_copy(classifier), frozen_copy(generator))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "classifier": PreviousClassifier(self.classifier).state_dict(),
-            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
-            "generator_buffers": unsaved_copies(self.generator),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
-        self.generator.load_state_dict(state["generator"])
-        load_unsaved(self.generator, state["generator_buffers"])
 
 
 @dataclass(frozen=True)
@@ -89,21 +35,6 @@ class Retrieved(NamedTuple):
     incoming: Tensor
     classifier: Tensor | None
     generator: Tensor | None
-
-
-@contextlib.contextmanager
-def restored(network: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """After an error, the network with its buffers and its optimiser are what they were before the block."""
-    kept = {name: value.clone() for name, value in network.state_dict().items()}
-    buffers = KeptBuffers(network.modules())
-    state = copy.deepcopy(optimizer.state_dict())
-    try:
-        yield
-    except BaseException:
-        buffers.put_back()
-        network.load_state_dict(kept)
-        optimizer.load_state_dict(state)
-        raise
 
 
 def check_generator(generator: nn.Module, x: Tensor, latent: int, *, searched: bool) -> None:
@@ -137,8 +68,3 @@ def check_generator(generator: nn.Module, x: Tensor, latent: int, *, searched: b
 def _are_two(values: Any, shape: tuple[int, ...]) -> bool:
     pair = isinstance(values, tuple) and len(values) == 2
     return pair and all(isinstance(value, Tensor) and value.shape == shape for value in values)
-
-
-def frozen_copy(network: nn.Module) -> nn.Module:
-    """The network as it is now, in eval mode, not to be trained."""
-    return copy.deepcopy(network).eval().requires_grad_(False)

@@ -14,8 +14,8 @@ from ..errors import InvalidInput, RehearseError
 from ..gradients import Gradient, gradient_of
 from ..latent import Elbo
 from ..parts import Stepped, stepped_parameters
-from .generative_objectives import View
 from .step import mean_loss, step_along
+from .view import View
 
 
 class PassByHand(Protocol):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Tree, checked_inputs
 from ..compute import evaluation_mode, in_parts, modes_of, scoring_mode
-from ..errors import InvalidInput, InvalidType, RehearseError
+from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient
 from ..lookahead import Lookahead
 from ..losses import in_full
@@ -21,14 +21,14 @@ from ..memory import Memory
 from ..parts import buffer_copies
 from .base import Learner
 from .checks import check_positive, check_second, check_switches, is_number, one_tensor
-from .generative_objectives import View
-from .generative_parts import PreviousClassifier
 from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import Form, renewed
 from .hybrid_memory import CodedMemory, Refresh, Schedule
 from .hybrid_search import CodeSearch, check_search
 from .hybrid_training import AutoencoderTraining
+from .snapshots import PreviousClassifier
 from .step import Step, mean_loss
+from .view import View
 
 REAL_TEST: Final = "real-test"  # the treatment that predicts from inputs as they are
 
@@ -164,7 +164,7 @@ class AutoencoderReplay(Learner):
                 recalled = self._recall(incoming, codes, Batch(self._virtual(batch.x, rebuilt), batch.y))
                 losses = self._step(seen, recalled)  # θ ← SGD(B̃_n ∪ B_M, α)
         if update is not None:
-            self.coded.carry_out(update)
+            self._count(self.coded.carry_out(update))
         self.memory.keep(kept, columns)  # M ← UpdateMemory(h)
         self._settle(incoming)
         self.coded.input = Form.of(incoming.x)
@@ -191,7 +191,7 @@ class AutoencoderReplay(Learner):
     def _step(self, seen: Batch, recalled: Batch | None) -> tuple[float, float | None]:
         n = len(seen)
         rows = seen.x if recalled is None else torch.cat([seen.x, recalled.x])
-        scores = self._forward_prepared(rows)
+        scores = self._scores_of(rows)
         loss = incoming = mean_loss(self._losses(seen, False, scores[:n]))
         memories = None
         if recalled is not None:
@@ -220,7 +220,8 @@ class AutoencoderReplay(Learner):
     def _interfered(self, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
         """The stored codes nearest to where the search from the incoming ones leads."""
         assert self.search is not None
-        foreseen = Lookahead(self.model, self.optimizer, self.loss).foresee(self._virtual_gradient(virtual))
+        lookahead = Lookahead(self.model, self.optimizer, self.loss, parts=self._parts)
+        foreseen = lookahead.foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
         precision = self.computation.autocast(self.device, scoring=True)
         with scoring_mode(model), modes_of(model, previous), precision:
@@ -240,7 +241,7 @@ class AutoencoderReplay(Learner):
 
     def _virtual_gradient(self, batch: Batch) -> Gradient:
         """∇ℓ(B_n) for the foreseen step; batch-norm's statistics stay."""
-        scores = self._forward_prepared(batch.x, buffer_copies(self.model) or None)
+        scores = self._scores_of(batch.x, buffer_copies(self.model) or None)
         return self._gradient(mean_loss(self._losses(batch, False, scores)))
 
     def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
@@ -261,44 +262,36 @@ class AutoencoderReplay(Learner):
         """
         if data is None or not len(data):
             return
-        slots = self.memory.slots(self._excluded(task))
-        self.coded.prepare(self._accepted_inputs(data.x), task, slots, self._prepared, self._preparing, on_step)
+        self.coded.prepare(self._accepted_inputs(data.x), task, self._excluded(task), self._prepared, on_step)
 
     def before_preparation(self, task: int) -> dict[str, Any] | None:
-        return self.coded.before_preparation(task, self.random)
+        return self.coded.before_preparation(task, self._excluded(task))
 
     def preparation(self) -> dict[str, Any]:
-        return self.coded.preparation(self.random)
+        return self.coded.preparation()
 
     def take_preparation(self, prepared: dict[str, Any], rows_passed: int) -> None:
-        self.coded.take_preparation(prepared, self.random)
+        self.coded.take_preparation(prepared)
         self._count(rows_passed)
-
-    @contextlib.contextmanager
-    def _preparing(self) -> Iterator[None]:
-        """The learner's own random numbers; after an error they and the count are what they were."""
-        random, passed = self.random.get(), self._rows_passed
-        try:
-            with self.random:
-                yield
-        except BaseException:
-            self.random.set(random)
-            self._rows_passed = passed
-            raise
 
     # ------------------------------------------------------------------------------------- through the autoencoder
 
     def rebuild(self, x: Tree) -> Tensor:
         """What is left of inputs after they have been stored: the pictures that the classifier learns from."""
-        parts = [self.codec.rebuild(self._prepared(rows)) for rows in in_parts(checked_inputs(x))]
-        return torch.cat(parts)
+        return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
         """The mean squared error of inputs that have been stored, on the scale that the classifier sees."""
-        parts = in_parts(checked_inputs(x))
-        errors = [(self.rebuild(rows) - self._prepared(rows)).square().double().mean() for rows in parts]
-        sizes = torch.tensor([len(rows) for rows in parts], dtype=torch.double)
-        return {"reconstruction": float((torch.stack(errors).cpu() * sizes).sum() / sizes.sum())}
+        parts = [(len(rows), (rebuilt - rows).square().double().mean().item()) for rows, rebuilt in self._rebuilt(x)]
+        return {"reconstruction": sum(n * error for n, error in parts) / max(sum(n for n, _ in parts), 1)}
+
+    def _rebuilt(self, x: Tree) -> Iterator[tuple[Tensor, Tensor]]:
+        """Prepared inputs, and what is left of them, part by part; draws without moving any random numbers."""
+        for part in in_parts(checked_inputs(x)):
+            with self.random.borrowed():
+                rows = self._prepared(part)
+                rebuilt = self.codec.rebuild(rows)
+            yield rows, rebuilt
 
     def treatments(self) -> dict[str, Callable[[Tree], Tensor]]:
         """Also what would be predicted of inputs as they are: the same training, asked without the autoencoder."""
@@ -322,22 +315,22 @@ class AutoencoderReplay(Learner):
         losses = self.loss(self.scores(x), known.to(self.device), False)
         if not bool(losses.isfinite().all()):
             raise InvalidInput("the loss of some of these rows is not finite; they cannot be replayed")
-        rows, codec = self._prepared(x), self.codec
-        if not codec.calibrated:
-            codec = renewed(codec, self.memory, self.autoencoder, rows)
-        codes = replace(known, x=codec.encode(rows))
+        codec = self.codec
+        with self.random.borrowed():
+            rows = self._prepared(x)
+            if not codec.calibrated:
+                codec, _ = renewed(codec, self.memory, self.autoencoder, rows)
+            codes = replace(known, x=codec.encode(rows))
         self.memory.keep(codes, self.memory.check(codes))
         self.coded.codec, self.coded.input = codec, Form.of(x)
 
     def _forward(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         """Scores of rows as they come, for `diagnose`: as the foreseen step sees them."""
         x = self._prepared(x)
-        return self._forward_prepared(self.codec.through(x)[1] if self.autoencode_virtual else x, buffers)
+        return self._scores_of(self.codec.through(x)[1] if self.autoencode_virtual else x, buffers)
 
     def _foresight(self, incoming: Batch) -> Lookahead:
-        return Lookahead(
-            self.model, self.optimizer, self.loss, prepare=self.codec.read, computation=self.computation, clip=self.clip
-        )
+        return Lookahead(self.model, self.optimizer, self.loss, prepare=self.codec.read, computation=self.computation)
 
     def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
         passed, kept = self._rows_passed, buffers or buffer_copies(self.model)
@@ -346,7 +339,7 @@ class AutoencoderReplay(Learner):
                 rows = self._prepared(x)
                 if self.autoencode_test and len(rows):
                     rows = self.codec.rebuild(rows)
-                return in_full(self._forward_prepared(rows, kept or None))
+                return in_full(self._scores_of(rows, kept or None))
         finally:
             self._rows_passed = passed
 
@@ -398,6 +391,9 @@ class AutoencoderReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        if (state["search"] is None) != (self.search is None):
+            saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
+            raise CheckpointError(f"the saved learner recalls codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
         self.previous = None
         if state["previous"] is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..compute import scoring_mode
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..parts import Substitutes, buffer_copies, load_unsaved, unsaved_copies
-from .generative_parts import frozen_copy
+from .snapshots import frozen_copy
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]

@@ -17,14 +17,19 @@ BLOCK: Final = 500  # codes brought up to date at once
 CALIBRATION_ROWS: Final = 1000
 
 
-def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Codec:
-    """The present autoencoder as a codec; bytes cover what it makes of the sample and of what is stored."""
-    new, stored = codec.renewed(autoencoder), memory.slots()
-    parts = [sample[:CALIBRATION_ROWS]]
-    if len(stored) and codec.codes == "uint8":
+def renewed(codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> tuple[Codec, int]:
+    """The present autoencoder as a codec, and how many rows passed an encoder or a decoder for that.
+
+    Bytes cover what it makes of up to 1,000 rows of the sample, and of as many of those that are stored.
+    """
+    new = codec.renewed(autoencoder)
+    if new.calibrated:
+        return new, 0
+    stored, parts = memory.slots(), [sample[:CALIBRATION_ROWS]]
+    if len(stored):
         parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_ROWS)]).x))
     new.calibrate(parts)
-    return new
+    return new, len(parts[0]) + 2 * sum(len(part) for part in parts[1:])
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,14 @@ class Update:
     before: Codec
     after: Codec
     codes: list[tuple[Tensor, Tensor]]  # slots, and what will stand there
+    rows: int  # that passed an encoder or a decoder for it
 
     @classmethod
     def of(cls, codec: Codec, memory: Memory, autoencoder: nn.Module, sample: Tensor) -> Update:
-        new = renewed(codec, memory, autoencoder, sample)
+        new, passed = renewed(codec, memory, autoencoder, sample)
         blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
-        return cls(codec, new, [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks])
+        codes = [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks]
+        return cls(codec, new, codes, passed + 2 * len(memory))
 
     def code(self, codes: Tensor) -> Tensor:
         """A code that is not stored yet, as it will be read."""

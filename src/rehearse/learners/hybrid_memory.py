@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,11 @@ class Schedule:
     batch: int
     refresh: Refresh
     refresh_every: int
+
+    def steps(self, rows: int) -> tuple[int, int]:
+        """How many there are in an epoch of so many rows, and in all epochs."""
+        an_epoch = rows // min(self.batch, rows)
+        return an_epoch, an_epoch * self.epochs
 
 
 class CodedMemory:
@@ -63,36 +68,40 @@ class CodedMemory:
         self,
         x: Tensor,
         task: int,
-        slots: Tensor,
+        excluded: Tensor | int | None,
         ready: Callable[[Tensor], Tensor],
-        scope: Callable[[], AbstractContextManager[None]],
         on_step: Callable[[int, int], None] | None,
     ) -> None:
-        """Train on a task's inputs and on what is read from the codes at these slots, from where that stands.
+        """Train on a task's inputs and on what is read from the codes of all but the excluded, from where that stands.
 
-        ``ready`` makes inputs what the autoencoder takes; each step is made in a ``scope`` of its own.
+        ``ready`` makes inputs what the autoencoder takes.
         """
         size = min(self.schedule.batch, len(x))
-        an_epoch = len(x) // size
-        steps = an_epoch * self.schedule.epochs
+        an_epoch, steps = self.schedule.steps(len(x))
         start = 0
         if self.begun is not None and self.begun[0] == task:
             _, rows, start = self.begun
-            if rows != len(x) and start < steps:
+            if self.prepared_task == task:
+                return
+            if rows != len(x):
                 raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
+        held = None
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
                 order = torch.from_numpy(self.training.order(len(x), epoch, task))
-                read = read_ahead(self.codec, self.memory, slots, len(x))
+            if number == 0 or len(self.memory) != held:  # ``on_step`` may have had rows forgotten
+                held, slots = len(self.memory), self.memory.slots(excluded)
+                with RandomState(self.training.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}"):
+                    read = read_ahead(self.codec, self.memory, slots, len(x))
+            passed = len(read) if number == 0 and read is not None else 0  # to read once more after a stop is no cost
             due = number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps)
-            with scope(), self.training.restored() if due else nullcontext():
-                if number == 0 and read is not None:
-                    self.count(len(read))
-                self.train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
+            with self.training.drawing(), self.training.restored() if due else nullcontext():
+                passed += self.train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
                 if due:
                     sample = ready(x[order[:CALIBRATION_ROWS]])
-                    self.carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
+                    passed += self.carry_out(Update.of(self.codec, self.memory, self.autoencoder, sample))
+            self.count(passed)
             self.begun, self.input = (task, len(x), step + 1), Form.of(x)
             self.prepared_task = task if step + 1 == steps else None
             if on_step is not None:
@@ -100,31 +109,36 @@ class CodedMemory:
 
     def train_on(self, x: Tensor, slots: Tensor) -> None:
         """As many steps as there are epochs, on a batch whose task nobody has prepared."""
-        for _ in range(self.schedule.epochs):
-            self.train(x, slots)
+        with self.training.drawing():
+            for _ in range(self.schedule.epochs):
+                self.count(self.train(x, slots))
         if not len(self.memory):  # there is no code yet that an older autoencoder would be needed for
-            self.codec = renewed(self.codec, self.memory, self.autoencoder, x)
+            self.codec, passed = renewed(self.codec, self.memory, self.autoencoder, x)
+            self.count(passed)
 
-    def train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
-        """One step on these rows and on what is read from the codes at some of these slots."""
+    def train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> int:
+        """One step on these rows and on what is read from the codes at some of these slots; says how many rows passed
+        the encoder or the decoder."""
+        passed = 0
         if len(slots):
             chosen = self.training.draw(len(slots), self.schedule.budget)
-            rehearsed = self.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
-            x = torch.cat([x, rehearsed])
+            rehearsed = self.codec.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
+            x, passed = torch.cat([x, rehearsed]), len(rehearsed) if read is None else 0
         self.training.step(x)
-        self.count(2 * len(x))
+        return passed + 2 * len(x)
 
     def update_if_due(self, x: Tensor) -> Update | None:
         """Where nobody has trained the autoencoder ahead it has moved: after 1, 2, 4, … and then every so many batches
-        codes are brought up to date."""
+        codes are brought up to date, if there are any."""
         batches, every = self.unprepared_batches + 1, self.schedule.refresh_every
-        if batches % every == 0 or (batches < every and batches & (batches - 1) == 0):
+        if len(self.memory) and (batches % every == 0 or (batches < every and batches & (batches - 1) == 0)):
             return Update.of(self.codec, self.memory, self.autoencoder, x)
         return None
 
-    def carry_out(self, update: Update) -> None:
+    def carry_out(self, update: Update) -> int:
+        """Bring the codes up to date; says how many rows passed the encoder or the decoder for that."""
         self.codec = update.carried_out(self.memory)
-        self.count(2 * len(self.memory))
+        return update.rows
 
     # --------------------------------------------------------------------------------------- through the autoencoder
 
@@ -148,41 +162,42 @@ class CodedMemory:
 
     # ---------------------------------------------------------------------------------------------- for other learners
 
-    def before_preparation(self, task: int, random: RandomState) -> dict[str, Any] | None:
+    def before_preparation(self, task: int, excluded: Tensor | int | None) -> dict[str, Any] | None:
         """All that has a part in the training for this task but the task's rows; None where it has begun."""
         if self.begun is not None and self.begun[0] == task:
             return None
-        state = {"training": self.training.state_dict(), "codec": self.codec.state_dict()}
-        return {**state, "memory": self._stored(), "random": random.get()}
+        return {
+            "training": self.training.state_dict(),
+            "how": (astuple(self.schedule), self.training.clip, str(self.training.computation.training)),
+            "codec": self.codec.state_dict(),
+            "memory": self._stored(),
+            "rehearsed": self.memory.slots(excluded),
+        }
 
-    def preparation(self, random: RandomState) -> dict[str, Any]:
+    def preparation(self) -> dict[str, Any]:
         """What the training has made of the task: the autoencoder, and the codes as it reads them."""
         return {
             "training": self.training.state_dict(),
             "codec": self.codec.state_dict(),
             "codes": self._stored().get("codes"),
-            "random": random.get(),
             "begun": self.begun,
             "input": None if self.input is None else tuple(self.input),
         }
 
-    def take_preparation(self, prepared: dict[str, Any], random: RandomState) -> None:
+    def take_preparation(self, prepared: dict[str, Any]) -> None:
         """As if it had been trained here; what does not fit is refused, and nothing changed."""
-        before = random.get()
         try:
             (task, rows, steps), form = prepared["begun"], Form(*prepared["input"])
+            if steps != self.schedule.steps(rows)[1]:
+                raise InvalidInput(f"{steps} steps on {rows} rows are not as many as would be taken here")
             codec = self.codec.renewed(self.autoencoder)
             codec.load_state_dict(prepared["codec"])
             slots = self.memory.slots()
-            random.set(prepared["random"])
-            with random, self.training.restored():  # to enter a random state that is none is refused
+            with self.training.restored():
                 self.training.load_state_dict(prepared["training"])
                 if len(slots):
                     self.memory.rewrite(slots, prepared["codes"])
-        except BaseException as problem:
-            random.set(before)
-            if not isinstance(problem, Exception):
-                raise
+        except Exception as problem:
             raise CheckpointError(f"this preparation does not fit: {problem}") from problem
         self.codec, self.begun, self.prepared_task, self.input = codec, (task, rows, steps), task, form
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,12 +11,12 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..errors import InvalidInput, InvalidType
-from ..latent import LatentSearch
+from ..latent import LatentSearch, divergence, entropy
 from ..losses import in_full
 from ..memory import Memory
-from .checks import check_positive
-from .generative_objectives import View, divergence, entropy
+from .checks import check_coefficients, check_positive
 from .hybrid_codec import Codec
+from .view import View
 
 MEASURED_EVERY: Final = 10  # searches; to measure one takes two more passes
 MEASURES: Final = ("objective", "interference", "entropy", "foreseen_entropy")
@@ -43,10 +42,7 @@ class CodeSearch:
     candidates: int | None = 500
 
     def __post_init__(self) -> None:
-        for name in ("kl", "entropy", "foreseen_entropy"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidInput(f"the coefficient {name} is {value!r}; it must be a finite number")
+        check_coefficients(kl=self.kl, entropy=self.entropy, foreseen_entropy=self.foreseen_entropy)
         if not isinstance(self.search, LatentSearch):
             raise InvalidType(f"a search among codes ascends by a LatentSearch; this is {self.search!r}")
         if self.candidates is not None:
@@ -72,7 +68,11 @@ class CodeSearch:
             candidates = memory.all(exclude_task)
         else:
             candidates = memory.sample(self.candidates, exclude_task, ordered=True)
-        return candidates.take(distinct_neighbours(found, codec.floats(candidates.x), count))
+        near = distinct_neighbours(found, codec.floats(candidates.x), count)
+        if near is None:
+            self.search.fallbacks += 1  # finite points, but so far out that nothing is nearer to them than all else
+            return memory.sample(count, exclude_task)
+        return candidates.take(near)
 
     def __call__(
         self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, foreseen: View
@@ -135,8 +135,9 @@ def check_search(search: object, recalled: int) -> None:
         )
 
 
-def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tensor:
-    """The rows of ``count`` candidates near the points, none twice; all where there are fewer.
+def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tensor | None:
+    """The rows of ``count`` candidates near the points, none twice; all where there are fewer. None where a distance is
+    beyond what numbers can tell.
 
     The points take turns: each takes the nearest candidate that nobody has taken yet, until there are enough. Of
     candidates at the same distance the earlier goes first.
@@ -145,6 +146,8 @@ def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tenso
     # |p − c|² = |p|² − 2 p·c + |c|²; the first term is the same for all candidates of a point.
     with torch.autocast(points.device.type, enabled=False):  # 8 bits of a distance do not tell neighbours apart
         distances = torch.addmm(candidates.square().sum(1)[None], points, candidates.t(), alpha=-2)
+    if not bool(distances.isfinite().all()):
+        return None
     queues = [iter(row) for row in distances.argsort(dim=1, stable=True).tolist()]
     taken: dict[int, None] = {}
     count = min(count, len(candidates))

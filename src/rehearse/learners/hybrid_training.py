@@ -12,22 +12,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compute import numpy_generator, resolve_precision, training_mode
+from ..compute import RandomState, numpy_generator, resolve_precision, training_mode
 from ..errors import InvalidInput, RehearseError
 from ..gradients import loss_gradient
 from ..losses import in_full
 from ..parts import KeptBuffers, load_unsaved, unsaved_copies
 from .checks import check_optimizer_fits
-from .generative_parts import restored
 from .hybrid_codec import check_rebuilt
+from .snapshots import restored
 from .step import mean_loss, step_along
 
 
 class AutoencoderTraining:
     """θ_ae ← Adam(∇ MSE(θ_ae(B), B)), the mean over everything in B: inputs that arrive, and inputs read from codes.
 
-    It draws from generators of its own, one for each step: with one seed, two learners that recall differently still
-    train the same autoencoder.
+    It draws from generators of its own, and so does an autoencoder with dropout or noise inside `drawing`: with one
+    seed, two learners that recall differently still train the same autoencoder.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class AutoencoderTraining:
         if self.computation.channels_last:
             autoencoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.seed = seed
+        self.random = RandomState(seed, "autoencoder")
         self.steps = 0
 
     def order(self, rows: int, epoch: int, task: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -55,8 +56,8 @@ class AutoencoderTraining:
         generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
         return torch.from_numpy(generator.choice(rows, min(count, rows), replace=False))
 
-    def step(self, x: Tensor) -> float:
-        """One step on these inputs; gives the loss before it. Refused, it leaves everything as it was."""
+    def step(self, x: Tensor) -> None:
+        """One step on these inputs. Refused, it leaves everything as it was."""
         autoencoder: Any = self.autoencoder
         buffers = KeptBuffers(autoencoder.modules())
         try:
@@ -75,17 +76,28 @@ class AutoencoderTraining:
                 raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
             raise
         self.steps += 1
-        return loss.item()
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Random numbers are its own; after an error they are what they were."""
+        before = self.random.get()
+        try:
+            with self.random:
+                yield
+        except BaseException:
+            self.random.set(before)
+            raise
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
         """After an error the autoencoder is as it was before the block, and its steps have not been counted."""
-        steps = self.steps
+        steps, random = self.steps, self.random.get()
         try:
             with restored(self.autoencoder, self.optimizer):
                 yield
         except BaseException:
             self.steps = steps
+            self.random.set(random)
             raise
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,6 +107,7 @@ class AutoencoderTraining:
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
             "optimizer_kind": type(self.optimizer).__name__,
             "seed": self.seed,
+            "random": dict(self.random.get()),
             "steps": self.steps,
         }
 
@@ -103,4 +116,5 @@ class AutoencoderTraining:
         load_unsaved(self.autoencoder, state["buffers"])
         check_optimizer_fits(state["optimizer"], self.optimizer, state["optimizer_kind"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self.random.set(state["random"])
         self.seed, self.steps = int(state["seed"]), int(state["steps"])

@@ -1,0 +1,84 @@
+"""Networks as they were: frozen copies to compare with and to replay from, and what puts one back after an error."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..heads import find_head, outputs, resize
+from ..parts import KeptBuffers, load_unsaved, unsaved_copies
+
+
+@dataclass(frozen=True)
+class PreviousClassifier:
+    """θ′: the classifier as it was, in eval mode, not to be trained."""
+
+    network: nn.Module
+
+    @classmethod
+    def of(cls, classifier: nn.Module) -> PreviousClassifier:
+        return cls(frozen_copy(classifier))
+
+    def state_dict(self) -> dict[str, Any]:
+        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
+        return {"weights": weights, "buffers": unsaved_copies(self.network)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into a copy of the present classifier, whose head may have grown since."""
+        weights = state["weights"]
+        if outputs(self.network):
+            name, head = find_head(self.network)
+            saved = weights.get(f"{name}.weight" if name else "weight", head.weight)
+            resize(self.network, torch.optim.SGD(self.network.parameters()), len(saved))
+        self.network.load_state_dict(weights)
+        load_unsaved(self.network, state["buffers"])
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """θ′, φ′, γ′: classifier and generator as they were, in eval mode, not to be trained."""
+
+    classifier: nn.Module
+    generator: nn.Module
+
+    @classmethod
+    def of(cls, classifier: nn.Module, generator: nn.Module) -> Snapshot:
+        return cls(frozen_copy(classifier), frozen_copy(generator))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "classifier": PreviousClassifier(self.classifier).state_dict(),
+            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
+            "generator_buffers": unsaved_copies(self.generator),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
+        self.generator.load_state_dict(state["generator"])
+        load_unsaved(self.generator, state["generator_buffers"])
+
+
+def frozen_copy(network: nn.Module) -> nn.Module:
+    """The network as it is now, in eval mode, not to be trained."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+@contextlib.contextmanager
+def restored(network: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """After an error, the network with its buffers and its optimiser are what they were before the block."""
+    kept = {name: value.clone() for name, value in network.state_dict().items()}
+    buffers = KeptBuffers(network.modules())
+    state = copy.deepcopy(optimizer.state_dict())
+    try:
+        yield
+    except BaseException:
+        buffers.put_back()
+        network.load_state_dict(kept)
+        optimizer.load_state_dict(state)
+        raise
