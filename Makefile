@@ -41,7 +41,8 @@ docs: $(VENV)/.development  ## the site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 reproduction: $(VENV)/.development  ## docs/reproduction.md and docs/what-makes-it-work.md from results/
-	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md --fill README.md
+	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md \
+		--fill README.md --fill docs/methods/ae.md
 	$(BIN)/rehearse reproduce controls --from-results results --write docs/what-makes-it-work.md
 
 wheel: $(VENV)/.development  ## dist/*.whl

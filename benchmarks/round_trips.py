@@ -30,7 +30,12 @@ ROWS = 1000  # of a task: of its test images, and of its memories
 def taken_up(folder: Path) -> Run:
     """The run where its checkpoint left it."""
     run = Run(Spec.from_dict(json.loads((folder / "spec.json").read_text("utf-8"))))
-    run.load(read_state(folder / "checkpoint")["run"])
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.exists():
+        raise SystemExit(
+            f"{folder} has no checkpoint: a run has one as long as it is under way, a finished one does not"
+        )
+    run.load(read_state(checkpoint)["run"])
     return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -88,10 +89,11 @@ class LatentSearch:
     fallbacks: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
             raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
-        if not 0 < self.step_size < math.inf:
-            raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be positive")
+        number = isinstance(self.step_size, Real) and not isinstance(self.step_size, bool)
+        if not number or not 0 < self.step_size < math.inf:
+            raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be a positive number")
 
     def __call__(self, objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
         """The points that ascending from ``start`` leads to, or None if they are not finite."""

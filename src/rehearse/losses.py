@@ -91,15 +91,20 @@ class CrossEntropy:
 
 def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
     """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
-    return F.cross_entropy(in_full(scores), _of_all_classes(probabilities, scores), reduction="none")
+    return F.cross_entropy(finite(in_full(scores)), _of_all_classes(probabilities, scores), reduction="none")
 
 
 def soft_cross_entropy_with_gradient(scores: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """The same, and the gradient of its mean without autograd: (softmax(scores) Σ q − q) / n."""
     q = _of_all_classes(probabilities, scores)
-    logs = F.log_softmax(in_full(scores), dim=1)
+    logs = finite(F.log_softmax(in_full(scores), dim=1))
     losses = -(q * logs).sum(1)
     return losses, logs.exp_().mul_(q.sum(1, keepdim=True)).sub_(q).div_(len(scores))
+
+
+def finite(scores: Tensor) -> Tensor:
+    """A class that a model rules out has a score of −∞, which times its probability of 0 would be no number."""
+    return scores.clamp_min(torch.finfo(scores.dtype).min)
 
 
 def _of_all_classes(probabilities: Tensor, scores: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from test_generative import batch, everything, learner, observed, same
@@ -14,6 +15,7 @@ from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
 from rehearse.learners.generative_objectives import generator_objective
 from rehearse.learners.same_rows import can_stay
 from rehearse.learners.view import View
+from rehearse.losses import soft_cross_entropy, soft_cross_entropy_with_gradient
 from rehearse.nets import MLP, VAE, GatedMLP
 
 
@@ -175,8 +177,8 @@ class Detached(VAE):
     ("kind", "words"),
     [
         (WrongWidth, r"decode gives \(2, 5\); inputs have shape \(2, 6\)"),
-        (OneCode, "encode must give a mean and a log-variance"),
-        (MeanLoss, "loss must give reconstruction and KL, one value a row each"),
+        (OneCode, "encode must give a tuple of a mean and a log-variance"),
+        (MeanLoss, "loss must give a tuple of reconstruction and KL, one value a row each"),
         (Detached, "no gradient on to z"),
     ],
 )
@@ -266,3 +268,146 @@ def test_the_generators_losses_of_nothing_and_of_what_it_cannot_take():
     assert len(ours.generator_losses(torch.rand(0, 6)).kl) == 0
     with pytest.raises(InvalidInput, match="one tensor of real numbers"):
         ours.generator_losses((torch.rand(2, 6), torch.rand(2, 6)))
+
+
+# ------------------------------------------------------------------------------------- what is measured, shown and said
+
+
+def test_what_has_not_moved_is_measured_alike_before_and_after():
+    ours = learner(generator_retrieval=LatentRetrieval(LatentSearch(steps=0)))
+    observed(ours, 0, *[1] * 8)
+    told = ours.search_report()["generator"]
+    assert (told["searches"], told["measured"]) == (8, 2)
+    assert told["interference_after"] == told["interference_before"] != 0
+
+
+def test_measuring_the_generator_has_no_part_in_what_is_learned(monkeypatch):
+    states = []
+    for every in (1, 5):
+        monkeypatch.setattr("rehearse.learners.generative_objectives.MEASURED_EVERY", every)
+        torch.manual_seed(1)
+        ours = learner(generator=VAE((6,), hidden=8, latent=3, dropout=0.3), generator_retrieval=retrieval())
+        observed(ours, 0, *[1] * 6)
+        states.append((ours.model.state_dict(), ours.generator.state_dict()))
+        assert ours.search_report()["generator"]["measured"] == -(-6 // every)
+    assert all(torch.equal(states[0][part][name], states[1][part][name]) for part in (0, 1) for name in states[0][part])
+
+
+def test_the_rows_that_are_shown_begin_with_the_most_interfered():
+    weights = Coefficients(kl=1.0, reconstruction=1.0)
+    ours = learner(classifier_retrieval=retrieval(), generator_retrieval=retrieval(coefficients=weights))
+    step = observed(ours, 0, 1)
+    assert torch.equal(ours.last_retrieved.classifier, step.recalled.x)
+    generator = generator_objective(weights, View(MLP(6, (8,), 4)), *[View(ours.previous.generator)] * 2, "own")
+    assert generator.measured_every == 1
+    under = learner(classifier_retrieval=retrieval(init="encoder"))
+    step = observed(under, 0, 1)
+    assert not torch.equal(under.last_retrieved.classifier, step.recalled.x), "each under the row that it started from"
+    assert torch.equal(under.last_retrieved.classifier.sort(0).values, step.recalled.x.sort(0).values)
+
+
+def test_the_generators_rows_are_ordered_by_their_interference(monkeypatch):
+    found = []
+    plain = LatentRetrieval.__call__
+
+    def noted(self, *arguments):
+        found.append(plain(self, *arguments))
+        return found[-1]
+
+    monkeypatch.setattr(LatentRetrieval, "__call__", noted)
+    ours = learner(generator_retrieval=retrieval())
+    observed(ours, 0, 1)
+    ((z, interference),) = found
+    ordered = ours.previous.generator.decode(z[interference.argsort(descending=True)])
+    torch.testing.assert_close(ours.last_retrieved.generator, ordered)
+    assert not torch.allclose(ours.last_retrieved.generator, ours.previous.generator.decode(z))
+
+
+def test_rows_from_too_far_out_are_told_as_what_they_are():
+    far = LatentRetrieval(LatentSearch(steps=3, step_size=1e9), Coefficients(kl=0, entropy=0, diversity=1))
+    torch.manual_seed(1)
+    ours = learner(generator=VAE((6,), hidden=8, latent=3, reconstruction="gaussian"), classifier_retrieval=far)
+    with pytest.raises(InvalidInput, match=r"found by a search in latent space.* smaller step_size"):
+        observed(ours, 0, *[1] * 20)
+
+
+class Masked(nn.Module):
+    """Rules a class out."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.inner(x).index_fill(1, torch.tensor([3]), -torch.inf)
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_classifier_may_rule_classes_out(searched):
+    both = {"classifier_retrieval": retrieval(), "generator_retrieval": retrieval()} if searched else {}
+    ours = learner(Masked(), **both)
+    for task in (0, 0, 1, 1):
+        x, y = batch(task)
+        step = ours.observe(x, y % 3, task)
+    assert step.recalled_loss > 0
+    assert all(report["fallbacks"] == 0 for report in ours.search_report().values())
+    assert all(bool(parameter.isfinite().all()) for parameter in ours.model.parameters())
+
+
+def test_losses_of_ruled_out_classes_by_hand():
+    scores, q = torch.tensor([[0.0, 1.0, -torch.inf]], requires_grad=True), torch.tensor([[0.25, 0.75, 0.0]])
+    by_hand = 0.25 * (1 + torch.tensor(1.0).exp()).log() + 0.75 * ((1 + torch.tensor(1.0).exp()).log() - 1)
+    loss = soft_cross_entropy(scores, q)
+    torch.testing.assert_close(loss, by_hand[None])
+    (slope,) = torch.autograd.grad(loss.sum(), scores)
+    again, gradient = soft_cross_entropy_with_gradient(scores.detach(), q)
+    torch.testing.assert_close(again, by_hand[None])
+    torch.testing.assert_close(slope, gradient)
+    assert slope[0, 2] == 0
+
+
+def test_what_is_asked_of_a_generator_is_checked_too():
+    ours = learner()
+    observed(ours, 0)
+    for ask in (ours.generator_losses, ours.reconstruct):
+        with pytest.raises(InvalidInput, match=r"the generator's (loss|encode) fails for rows of shape"):
+            ask(torch.rand(3, 5))
+    for rows in (-1, 0, 2.5):
+        with pytest.raises(InvalidInput, match="rows is"):
+            ours.imagine(rows)
+
+
+@pytest.mark.parametrize("step_size", ["0.1", True, None, 0, -1.0, float("inf")])
+def test_a_step_size_is_a_positive_number(step_size):
+    with pytest.raises(InvalidInput, match="step size"):
+        LatentSearch(3, step_size)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert LatentSearch(np.int64(3), np.float32(0.1)).steps == 3
+    assert Coefficients(kl=np.float32(1)).kl == 1
+
+
+class NotFinite(VAE):
+    def decode(self, z):
+        return super().decode(z) / 0
+
+
+class Lists(VAE):
+    def encode(self, x):
+        return list(super().encode(x))
+
+
+@pytest.mark.parametrize(("kind", "words"), [(NotFinite, "decode gives numbers that are not"), (Lists, "a tuple of")])
+def test_a_generator_that_makes_something_else_is_refused_at_once(kind, words):
+    with pytest.raises(InvalidInput, match=words):
+        observed(learner(generator=kind((6,), hidden=8, latent=3)), 0)
+
+
+def test_whose_optimiser_is_wrong_is_said():
+    classifier, generator = MLP(6, (8,), 4), VAE((6,), hidden=8, latent=3)
+    sgd = torch.optim.SGD(classifier.parameters(), lr=0.1)
+    with pytest.raises(InvalidInput, match=r"of the generator holds no .* build it from generator\.parameters"):
+        GenerativeReplay(classifier, sgd, generator, sgd)
+    with pytest.raises(InvalidType, match=r"the generator must be an nn\.Module"):
+        GenerativeReplay(classifier, sgd, VAE, sgd)

@@ -232,6 +232,7 @@ def test_a_failed_search_falls_back_to_plain_samples_and_is_counted():
     assert retrieval.report() == {
         "searches": 1,
         "fallbacks": 1,
+        "measured": 0,
         "interference_before": None,
         "entropy_before": None,
         "interference_after": None,

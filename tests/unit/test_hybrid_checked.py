@@ -305,6 +305,51 @@ def test_a_classifier_with_more_outputs_than_rows_is_refused(search: CodeSearch 
             ask()
 
 
+@pytest.mark.parametrize(
+    ("data", "task", "words"),
+    [
+        ((1, 2), 0, "begin_task"),
+        (TASKS[0][0], 0, "begin_task"),
+        (Batch(*TASKS[0], 0), "a", "'a'; it must be a number"),
+        (Batch(*TASKS[0]), None, "None; it must be a number"),
+        (Batch(*TASKS[0], 3), 2, "task 2 begins, and its rows are of task 3"),
+    ],
+)
+def test_what_is_no_task_is_refused(data: Any, task: Any, words: str) -> None:
+    made = learner()
+    before = made.state_dict()
+    with pytest.raises((InvalidInput, InvalidType), match=words):
+        made.begin_task(data, task)
+    assert_same(made.state_dict(), before)
+
+
+class Odd(ConvAutoencoder):
+    """Makes something else of codes or of inputs."""
+
+    def __init__(self, method: str, change: Any) -> None:
+        super().__init__(SHAPE, channels=3, depth=1)
+        plain = getattr(self, method)
+        setattr(self, method, lambda rows: change(plain(rows)))
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("encode", lambda codes: (codes, codes), "of 5 inputs it makes a tuple"),
+        ("encode", lambda codes: codes.sum((1, 2, 3)), r"of 5 inputs it makes \(5,\)"),
+        ("decode", lambda rows: (rows, rows), "come back from the autoencoder as a tuple"),
+        ("decode", lambda rows: rows[:1], r"of shape \(5, 1, 4, 4\) come back from the autoencoder with shape \(1, 1"),
+    ],
+)
+def test_an_autoencoder_that_makes_something_else_is_refused(method: str, change: Any, words: str) -> None:
+    made = with_networks(Tiny(), Odd(method, change))
+    x, y = TASKS[0]
+    with pytest.raises(InvalidInput, match=words):
+        made.begin_task(Batch(x, y, 0), 0)
+    with pytest.raises(InvalidInput, match=words):
+        made.observe(x[:5], y[:5], 0)
+
+
 def noisy(x: Any) -> Tensor:
     return x.float() + 0.1 * torch.randn_like(x)
 

@@ -57,8 +57,10 @@ def reproduce(
         Path | None, typer.Option(help="Write all tables into this Markdown file, figures into a folder beside it.")
     ] = None,
     fill: Annotated[
-        Path | None,
-        typer.Option(help="Write the tables of the targets into this file too, where it has a mark for them."),
+        list[Path] | None,
+        typer.Option(
+            help="Write the tables of the targets into this file too, where it has a mark for them; may be repeated."
+        ),
     ] = None,
     precision: Annotated[
         str,
@@ -101,10 +103,11 @@ def reproduce(
         _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
     results = Results(_results_in(from_results) if from_results else results_in([out], lambda _: None))
     found = [outcome(target, results, seeds) for target in chosen]
-    if fill is not None:
-        write_whole(fill, filled(fill.read_text("utf-8"), found))
+    for file in fill or []:
+        write_whole(file, filled(file.read_text("utf-8"), found))
     if write is not None:
         _write_page(found, write)
+        _say(f"{', '.join(one.target.name for one in found)} on {write}, figures in {write.parent / 'figures'}")
     else:
         for one in found:
             _write(one, out / "tables")

@@ -20,9 +20,9 @@ from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
-from ..report.searches import fallback_sentences, search_sentences
 from ..report.tables import comparison_table, differences_table
 from ..report.tensorboard import log_events
+from ..report.told import fallback_sentences, told
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
 from .console import errors, output
@@ -214,7 +214,7 @@ def show(
     for name, value in (result["cost"] | result["environment"]).items():
         table.add_row(Text(name), Text(f"{value:.1f}" if isinstance(value, float) else str(value)), style="dim")
     output.print(table)
-    for sentence in search_sentences(result):
+    for sentence in told(result):
         output.print(sentence, soft_wrap=True, highlight=False, markup=False)
     if is_stale(spec):
         output.print("stale: its method or stream has a newer version by now", style="red")

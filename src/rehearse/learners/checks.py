@@ -10,21 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..batch import Batch
 from ..errors import CheckpointError, InvalidInput, InvalidType
 from ..parts import stepped_parameters
 
 
-def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None) -> None:
+def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None, name: str = "model") -> None:
+    whose = "" if name == "model" else f" of the {name}"
     if not isinstance(model, nn.Module):
-        raise InvalidType(f"the model must be an nn.Module, this is {type(model).__name__}")
+        raise InvalidType(f"the {name} must be an nn.Module, this is {type(model).__name__}")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidType(f"the optimiser must be one of torch.optim, this is {type(optimizer).__name__}")
+        raise InvalidType(f"the optimiser{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput(
             "LBFGS evaluates the loss several times a step, which a stream does not allow; use SGD or Adam"
         )
     if not stepped_parameters(model, optimizer):
-        raise InvalidInput("the optimiser holds no trainable parameter of this model; build it from model.parameters()")
+        raise InvalidInput(
+            f"the optimiser{whose} holds no trainable parameter of this {name}; build it from {name}.parameters()"
+        )
     if clip is not None and not (is_number(clip) and clip > 0):
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
     if prepare is not None and not callable(prepare):
@@ -33,7 +37,7 @@ def check_parts(model: Any, optimizer: Any, clip: Any, prepare: Any = None) -> N
 
 def check_second(network: Any, optimizer: Any, clip: Any, name: str, needs: Iterable[str]) -> None:
     """A second network beside the classifier, with the small surface that it needs."""
-    check_parts(network, optimizer, clip)
+    check_parts(network, optimizer, clip, name=name)
     lacking = [part for part in needs if not hasattr(network, part)]
     if lacking:
         raise InvalidType(
@@ -81,6 +85,16 @@ def check_not_negative(**numbers: Any) -> None:
     for name, number in numbers.items():
         if not is_number(number) or not 0 <= number < math.inf:
             raise InvalidInput(f"{name} is {number!r}; it must be a number that is not negative")
+
+
+def check_task(data: Any, task: Any) -> None:
+    """Of a task that begins: all of its rows, and its number."""
+    if not isinstance(data, Batch):
+        raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
+    if isinstance(task, bool) or not isinstance(task, Integral) or task < 0:
+        raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
+    if isinstance(data.task, int) and data.task != task:
+        raise InvalidInput(f"task {task} begins, and its rows are of task {data.task}")
 
 
 def check_coefficients(**weights: Any) -> None:

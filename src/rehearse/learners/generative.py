@@ -27,7 +27,7 @@ from .checks import (
     one_tensor,
 )
 from .generative_objectives import classifier_objective, generator_objective
-from .generative_parts import Imagined, Retrieved, check_generator
+from .generative_parts import Imagined, Retrieved, asked, check_generator
 from .generative_retrieval import LatentRetrieval, check_retrievals
 from .generator_training import GeneratorTraining, equal_weights
 from .same_rows import SameRows, can_stay
@@ -110,14 +110,16 @@ class GenerativeReplay(Learner):
             for updates in [self.updates] if self.reuse else [1] * self.updates:
                 for_classifier = self._retrieve_for_classifier(batch)  # B_C, Eq. 2
                 for_generator = self._retrieve_for_generator(batch)  # B_G, Eq. 3
-                losses = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
-                self._update_generator(batch, for_generator, updates)  # φ, γ ← SGD(B_n ∪ B_G, α)
+                with self._naming_the_search():
+                    losses = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
+                    self._update_generator(batch, for_generator, updates)  # φ, γ ← SGD(B_n ∪ B_G, α)
         self._settle(incoming)
         self._batches_since_snapshot += 1
         if for_classifier is None or for_generator is None:
             self.last_retrieved = Retrieved(batch.x, None, None)
             return Step(losses[0])
-        self.last_retrieved = Retrieved(batch.x, for_classifier.x, for_generator.x)
+        inits = [None if one is None else one.init for one in (self.classifier_retrieval, self.generator_retrieval)]
+        self.last_retrieved = Retrieved(batch.x, for_classifier.shown(inits[0]), for_generator.shown(inits[1]))
         return Step(*losses, for_classifier.batch(), for_classifier.scores())
 
     def end_task(self) -> None:
@@ -129,7 +131,7 @@ class GenerativeReplay(Learner):
         """−ELBO of each row in its two parts, in eval mode, with noise that is the same every time."""
         rows = self._prepared(checked_inputs(x))
         with self._evaluation():
-            parts = [View(self.generator).loss(some) for some in in_parts(rows)]
+            parts = [Elbo(*asked(self.generator, "loss", some)) for some in in_parts(rows)]
         return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
@@ -155,14 +157,15 @@ class GenerativeReplay(Learner):
 
     def imagine(self, rows: int) -> Tensor:
         """Samples of the present generator, from the same points in latent space every time."""
+        check_positive(rows=rows)
         with self._evaluation():
             return View(self.generator).decode(self._prior(rows))
 
     def reconstruct(self, x: Tree) -> Tensor:
         """What the present generator makes of inputs, through the mean of their code."""
         with self._evaluation():
-            generator = View(self.generator)
-            return generator.decode(generator.encode(self._prepared(checked_inputs(x)))[0])
+            mean, _ = asked(self.generator, "encode", self._prepared(checked_inputs(x)))
+            return View(self.generator).decode(mean)
 
     def to(self, device: torch.device | str) -> GenerativeReplay:
         super().to(device)
@@ -240,6 +243,9 @@ class GenerativeReplay(Learner):
             z, interference = retrieval(
                 objective, self.memories * len(batch), lambda rows: self._start(retrieval, batch, rows), self._prior
             )
+        if not retrieval.coefficients.reconstruction:
+            for _ in range(4):  # measuring once drew so many: without them the runs under the same key would be others
+                self._prior(len(z))
         return self._imagined(z, interference, labels=False)
 
     def _searched(self, network: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> View:
@@ -379,6 +385,19 @@ class GenerativeReplay(Learner):
 
     def _prepared(self, x: Tree) -> Tensor:
         return one_tensor(self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None, "generator")
+
+    @contextlib.contextmanager
+    def _naming_the_search(self) -> Iterator[None]:
+        """What is wrong with rows that a search has found may look like trouble of the learning rate."""
+        try:
+            yield
+        except InvalidInput as problem:
+            if self.previous is None or not self._retrievals():
+                raise
+            raise InvalidInput(
+                f"{problem}; some of these rows were found by a search in latent space: if that goes too far for the "
+                "networks, a smaller step_size helps"
+            ) from problem
 
     @contextlib.contextmanager
     def _searching(self, *views: View) -> Iterator[None]:

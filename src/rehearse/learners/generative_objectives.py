@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from .view import View
 
 Decode = Literal["own", "previous"]
 Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
+# Of so many searches one is measured, where that takes passes of its own. It divides no round number of batches, so
+# that none of a task's is met more often than others.
+MEASURED_EVERY: Final = 7
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,15 @@ def shell(z: Tensor) -> Tensor:
 class Objective:
     """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximised.
 
-    ``interference`` names the terms whose sum is the interference; ``first`` are the terms of the points that it was
-    asked about first, where a search starts.
+    ``interference`` names the terms whose sum is the interference; where some of them weigh nothing, to measure them
+    takes passes that the search does not need, and ``measured_every`` says of how many searches one is. ``first`` are
+    the terms of the points that it was asked about first, where a search starts.
     """
 
     coefficients: Coefficients
     terms: Terms
     interference: tuple[str, ...]
+    measured_every: int = 1
     first: dict[str, Tensor] | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
@@ -75,8 +80,7 @@ class Objective:
 
     def scores(self, z: Tensor) -> Tensor:
         """What each point contributes by itself."""
-        c = self.coefficients
-        weights = {"kl": c.kl, "reconstruction": c.reconstruction, "entropy": -c.entropy}
+        c, weights = self.coefficients, self._weights()
         wanted = [name for name, weight in weights.items() if weight]
         total = 0 * z.sum(1)  # depends on z, so that there is a gradient even where no term is wanted
         found = self.terms(z, wanted) if wanted else {}
@@ -87,14 +91,25 @@ class Objective:
         return total - c.shell * shell(z) if c.shell else total
 
     @torch.no_grad()
-    def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again."""
+    def measure(
+        self, z: Tensor, known: Mapping[str, Tensor] | None = None, *, whole: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again.
+
+        Unless ``whole``, parts of the interference that weigh nothing are left out.
+        """
         found = dict(known or {})
-        missing = [name for name in (*self.interference, "entropy") if name not in found]
+        parts = self.interference if whole else [name for name in self.interference if self._weights()[name]]
+        parts = parts or self.interference
+        missing = [name for name in (*parts, "entropy") if name not in found]
         if missing:
             found |= self.terms(z, missing)
-        total: Tensor = torch.stack([found[name] for name in self.interference]).sum(0)
+        total: Tensor = torch.stack([found[name] for name in parts]).sum(0)
         return total, found["entropy"]
+
+    def _weights(self) -> dict[str, float]:
+        c = self.coefficients
+        return {"kl": c.kl, "reconstruction": c.reconstruction, "entropy": -c.entropy}
 
 
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, foreseen: View) -> Objective:
@@ -120,12 +135,13 @@ def generator_objective(
     reference makes of it, as the published runs do.
     """
 
-    # Where reconstruction weighs, one draw of the noise of q(z|x) serves both sides and all steps: what differs between
-    # two points is the points.
-    noise = RandomState(int(torch.randint(1 << 62, ()))) if coefficients.reconstruction else None
+    # One draw of the noise of q(z|x) serves both sides and all steps: what differs between two points is the points.
+    # Where reconstruction weighs nothing it is only measured, always with the same noise and without drawing any.
+    noise = functools.cache(RandomState)
+    seed = int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0
 
     def judged(network: View, x: Tensor) -> Elbo:
-        with nullcontext() if noise is None else noise.borrowed():
+        with noise(seed).borrowed():
             return network.loss(x)
 
     def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -141,4 +157,5 @@ def generator_objective(
             found["entropy"] = entropy(classifier.classify(x))
         return found
 
-    return Objective(coefficients, terms, ("kl", "reconstruction"))
+    measured_every = 1 if coefficients.kl and coefficients.reconstruction else MEASURED_EVERY
+    return Objective(coefficients, terms, ("kl", "reconstruction"), measured_every)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..errors import InvalidInput
+from ..errors import InvalidInput, RehearseError
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Imagined:
         """As a recalled batch: the most likely label as y, the probabilities beside it, the most interfered first."""
         batch = Batch(self.x, self.probabilities.argmax(1), columns={"probabilities": self.probabilities})
         return batch if self.interference is None else batch.take(self.interference.argsort(descending=True))
+
+    def shown(self, init: str | None) -> Tensor:
+        """The rows in the order of Figures 2 and 3: the most interfered first; or, where the search starts from the
+        codes of the incoming batch, each under the one that it started from."""
+        ordered = init == "prior" and self.interference is not None
+        return self.x[self.interference.argsort(descending=True)] if ordered else self.x  # type: ignore[union-attr]
 
     def scores(self) -> Tensor | None:
         return None if self.interference is None else self.interference.sort(descending=True).values
@@ -43,26 +49,33 @@ def check_generator(generator: nn.Module, x: Tensor, latent: int, *, searched: b
     ``searched`` says that its decoder must pass a gradient on to z.
     """
     rows = len(x)
-
-    def asked(method: str, argument: Tensor) -> Any:
-        try:
-            return getattr(generator, method)(argument)
-        except (RuntimeError, ValueError, TypeError, IndexError) as problem:
-            shape = tuple(argument.shape)
-            raise InvalidInput(f"the generator's {method} fails for rows of shape {shape}: {problem}") from problem
-
-    codes = asked("encode", x)
+    codes = asked(generator, "encode", x)
     if not _are_two(codes, (rows, latent)):
-        raise InvalidInput(f"the generator's encode must give a mean and a log-variance, each of shape {rows, latent}")
+        raise InvalidInput(
+            f"the generator's encode must give a tuple of a mean and a log-variance, each of shape {rows, latent}"
+        )
     with torch.enable_grad():
-        decoded = asked("decode", codes[0].detach().requires_grad_())
+        decoded = asked(generator, "decode", codes[0].detach().requires_grad_())
     if not isinstance(decoded, Tensor) or decoded.shape != x.shape:
         found = tuple(decoded.shape) if isinstance(decoded, Tensor) else type(decoded).__name__
         raise InvalidInput(f"the generator's decode gives {found}; inputs have shape {tuple(x.shape)}")
+    if not bool(decoded.isfinite().all()):
+        raise InvalidInput("the generator's decode gives numbers that are not finite")
     if searched and not decoded.requires_grad:
         raise InvalidInput("the generator's decode passes no gradient on to z, so there is nothing to search by")
-    if not _are_two(asked("loss", x), (rows,)):
-        raise InvalidInput("the generator's loss must give reconstruction and KL, one value a row each")
+    if not _are_two(asked(generator, "loss", x), (rows,)):
+        raise InvalidInput("the generator's loss must give a tuple of reconstruction and KL, one value a row each")
+
+
+def asked(generator: Any, method: str, rows: Tensor) -> Any:
+    """What a generator makes of rows; trouble is told in words."""
+    try:
+        return getattr(generator, method)(rows)
+    except RehearseError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        shape = tuple(rows.shape)
+        raise InvalidInput(f"the generator's {method} fails for rows of shape {shape}: {problem}") from problem
 
 
 def _are_two(values: Any, shape: tuple[int, ...]) -> bool:

@@ -78,20 +78,23 @@ class LatentRetrieval:
     def __call__(
         self, objective: Objective, rows: int, start: Callable[[int], Tensor], plain: Callable[[int], Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """``rows`` points of high objective, and the interference of each.
+        """``rows`` points of high objective, and the interference of each, by what weighs of it.
 
         ``start`` draws points to begin with, ``plain`` those to fall back on.
         """
+        whole = self.search.searches % objective.measured_every == 0
         first = start(rows * self.ranking)
         found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
-        after = None if found is None else objective.measure(found)
+        after = None if found is None else objective.measure(found, whole=whole)
         if after is not None and not all(bool(values.isfinite().all()) for values in after):
             self.search.fallbacks += 1  # finite points, but so far out that the networks make no numbers of them
             after = None
-        z = plain(rows) if found is None or after is None else found
-        after = objective.measure(z) if after is None else after
-        self.measured.add(objective.measure(first, objective.first), after)
-        return z, after[0]
+        if found is None or after is None:
+            z = plain(rows)
+            return z, objective.measure(z, whole=whole)[0]
+        if whole:
+            self.measured.add(objective.measure(first, objective.first), after)
+        return found, after[0]
 
     def _best(self, objective: Objective, points: Tensor, rows: int) -> Tensor | None:
         with torch.no_grad():
@@ -103,8 +106,9 @@ class LatentRetrieval:
         return None
 
     def report(self) -> dict[str, Any]:
-        """How often it searched and fell back to plain samples, and the mean of what it measured before and after."""
-        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks}
+        """How often it searched and fell back to plain samples, and the mean of what it measured before and after,
+        over those searches of which all was measured and that found something."""
+        counts = {"searches": self.search.searches, "fallbacks": self.search.fallbacks, "measured": self.measured.count}
         return counts | self.measured.means()
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,7 +129,7 @@ MEASURES = ("interference_before", "entropy_before", "interference_after", "entr
 
 @dataclass
 class Measured:
-    """Running means of interference and entropy over all searches, before and after."""
+    """Running means of interference and entropy over searches, before and after."""
 
     count: int = 0
     sums: list[float] = field(default_factory=lambda: [0.0] * len(MEASURES))

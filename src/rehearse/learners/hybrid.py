@@ -20,7 +20,7 @@ from ..losses import in_full
 from ..memory import Memory
 from ..parts import buffer_copies
 from .base import Learner
-from .checks import check_positive, check_second, check_switches, is_number, one_tensor
+from .checks import check_positive, check_second, check_switches, check_task, is_number, one_tensor
 from .hybrid_codec import Codec, CodeType, Statistics
 from .hybrid_codes import Form, renewed
 from .hybrid_memory import CodedMemory, Refresh, Schedule
@@ -260,7 +260,10 @@ class AutoencoderReplay(Learner):
         ``on_step`` is told after each step how many of how many are done. In it the state is whole: loaded again, a
         second call goes on from there.
         """
-        if data is None or not len(data):
+        if data is None:
+            return
+        check_task(data, task)
+        if not len(data):
             return
         self.coded.prepare(self._accepted_inputs(data.x), task, self._excluded(task), self._prepared, on_step)
 

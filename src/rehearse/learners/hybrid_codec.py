@@ -135,8 +135,7 @@ class Codec:
     @torch.no_grad()
     def _floats(self, x: Tensor) -> Tensor:
         floats = self._pass("encode", x)
-        if not isinstance(floats, Tensor) or not floats.is_floating_point() or floats.ndim < 2 or len(floats) != len(x):
-            raise InvalidInput("the autoencoder must encode inputs as one tensor of floats, a row for each input")
+        check_codes(x, floats)
         return floats
 
     def _pass(self, method: str, rows: Tensor) -> Tensor:
@@ -155,11 +154,23 @@ class Codec:
         return coded
 
 
-def check_rebuilt(x: Tensor, rebuilt: Tensor) -> None:
-    if rebuilt.shape != x.shape:
+def check_codes(x: Tensor, codes: Any) -> None:
+    """Refuse what an encoder made of these inputs if it cannot be stored and searched."""
+    if not isinstance(codes, Tensor) or not codes.is_floating_point() or codes.ndim < 2 or len(codes) != len(x):
+        found = tuple(codes.shape) if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
         raise InvalidInput(
-            f"inputs of shape {tuple(x.shape[1:])} come back from the autoencoder with shape {tuple(rebuilt.shape[1:])}"
+            "the autoencoder must encode inputs as one tensor of floats, a row of one or more numbers for each input; "
+            f"of {len(x)} inputs it makes {found}"
         )
+
+
+def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
+    """Refuse what a decoder gave back for these inputs if it is something else than inputs."""
+    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
+        found = (
+            f"with shape {tuple(rebuilt.shape)}" if isinstance(rebuilt, Tensor) else f"as a {type(rebuilt).__name__}"
+        )
+        raise InvalidInput(f"inputs of shape {tuple(x.shape)} come back from the autoencoder {found}")
 
 
 def _all_but_channels(codes: Tensor) -> list[int]:

@@ -18,7 +18,7 @@ from ..gradients import loss_gradient
 from ..losses import in_full
 from ..parts import KeptBuffers, load_unsaved, unsaved_copies
 from .checks import check_optimizer_fits
-from .hybrid_codec import check_rebuilt
+from .hybrid_codec import check_codes, check_rebuilt
 from .snapshots import restored
 from .step import mean_loss, step_along
 
@@ -63,7 +63,9 @@ class AutoencoderTraining:
         try:
             with torch.enable_grad(), training_mode(autoencoder):
                 with self.computation.autocast(x.device, scoring=False):
-                    rebuilt = autoencoder.decode(autoencoder.encode(x))
+                    codes = autoencoder.encode(x)
+                    check_codes(x, codes)
+                    rebuilt = autoencoder.decode(codes)
                 check_rebuilt(x, rebuilt)
                 loss = mean_loss(F.mse_loss(in_full(rebuilt), x))
                 gradient = loss_gradient(loss, autoencoder, self.optimizer)

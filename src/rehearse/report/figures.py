@@ -74,11 +74,11 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
 def by_codes(outcome: Outcome, figure: Any) -> None:
     """Figures 5 to 7: accuracy and forgetting by the number of stored codes, mean and 95 % interval over seeds.
 
-    What was not run is a gap; one seed has no interval.
+    What was not run is a gap, and said; one seed has no interval.
     """
-    figure.set_size_inches(5.5, 2.4)
+    figure.set_size_inches(5.5, 2.8)
     columns = list(dict.fromkeys(column for _, column in outcome.runs))
-    rows = [row for row in dict.fromkeys(row for row, _ in outcome.runs) if _seeds(outcome, row, columns)]
+    rows = list(dict.fromkeys(row for row, _ in outcome.runs))
     for axes, metric in zip(figure.subplots(1, 2), ("accuracy", "forgetting"), strict=True):
         for index, row in enumerate(rows):
             colour, marker = LOOKS.get(row, ("black", "x"))
@@ -87,14 +87,15 @@ def by_codes(outcome: Outcome, figure: Any) -> None:
             heights = [100 * point.mean if point.n else np.nan for point in found]
             half = [np.nan if p.interval is None else 50 * (p.interval[1] - p.interval[0]) for p in found]
             where = np.arange(len(columns)) + shift
-            label = f"{row} (n = {_seeds(outcome, row, columns)})"
+            seeds = _seeds(outcome, row, columns)
+            label = f"{row} (n = {seeds})" if seeds else f"{row} (not run)"
             axes.errorbar(where, heights, half, color=colour, marker=marker, capsize=2, label=label)
         axes.set_xticks(range(len(columns)), [column.removesuffix(" codes") for column in columns])
         axes.set_xlim(-0.4, len(columns) - 0.6)
         axes.set_xlabel("stored codes")
         axes.set_ylabel(f"{metric} (%)")
         axes.grid(axis="x", visible=False)
-    axes.legend(loc="best")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
 def _seeds(outcome: Outcome, row: str, columns: Sequence[str]) -> str:

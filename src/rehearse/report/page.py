@@ -24,6 +24,7 @@ from .charts import Chart, HeatMap
 from .rerun import rerun_command
 from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
+from .told import told
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TITLE = "Learning without forgetting"
@@ -86,6 +87,7 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
         environments=_environments(runs),
         markers=MARKERS,
         rerun_command=rerun_command,
+        told=told,
         width=charts.WIDTH,
         height=charts.HEIGHT,
         style=Markup(_asset("page.css")),

@@ -19,7 +19,6 @@ from ..errors import InvalidInput, MissingExtra
 from ..experiment import Run
 from ..learners import Step
 from ..learners.generative import GenerativeReplay
-from ..learners.generative_parts import Retrieved
 from ..learners.hybrid import AutoencoderReplay
 from ..methods import prepare_for
 from .images import reconstructions_figure, retrieved_figure, write_grid
@@ -43,8 +42,8 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
         samples = learner.imagine(IMAGINED)
         rows = [("imagined", samples[start : start + COLUMNS]) for start in range(0, IMAGINED, COLUMNS)]
         write_grid(rows, images / f"{name}-imagined.png", value_range=value_range)
-        retrieved = _retrieved(learner, step)
-        if retrieved is not None:
+        retrieved = learner.last_retrieved
+        if retrieved is not None and retrieved.classifier is not None:
             retrieved_figure(retrieved, images / f"{name}-retrieved.png", value_range=value_range)
         _draw_reconstructions(run, batch, learner.reconstruct, images / f"{name}-reconstructed.png")
         return
@@ -69,23 +68,10 @@ def _draw_reconstructions(run: Run, batch: Batch, rebuilt: Callable[[Tensor], Te
 def draw_figures(run: Run, batch: Batch, step: Step, folder: Path) -> None:
     """The same, and Figure 2 of the paper: what was retrieved for the classifier alone."""
     draw_task(run, batch, step, folder)
-    retrieved = _retrieved(run.learner, step) if isinstance(run.learner, GenerativeReplay) else None
-    if retrieved is not None:
+    retrieved = run.learner.last_retrieved if isinstance(run.learner, GenerativeReplay) else None
+    if retrieved is not None and retrieved.classifier is not None:
         path = folder / "images" / f"{_name(batch)}-retrieved-for-classifier.png"
         retrieved_figure(retrieved._replace(generator=None), path, value_range=_value_range(run))
-
-
-def _retrieved(learner: GenerativeReplay, step: Step) -> Retrieved | None:
-    """What the last step replayed; for the classifier the most interfered first, as `Step.recalled` has them.
-
-    Where the search starts from the incoming batch's codes, a row stays under the one that it started from.
-    """
-    retrieved, search = learner.last_retrieved, learner.classifier_retrieval
-    if retrieved is None or retrieved.classifier is None:
-        return None
-    if search is None or search.init == "encoder" or step.recalled is None:
-        return retrieved
-    return retrieved._replace(classifier=_tensor(step.recalled.x))
 
 
 def _value_range(run: Run) -> tuple[float, float]:

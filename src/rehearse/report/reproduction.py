@@ -242,8 +242,8 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
     hours = _cpu_seconds(outcomes) / 3600
     head = (
         "# Does it replicate?\n\n"
-        "Generated from the results in `results/` by `make reproduction`; no number is typed by hand, no seed is left "
-        "out, and misses are shown.\n\n"
+        "Generated from results by `rehearse reproduce` (the project's own, in `results/`, by `make reproduction`); no "
+        "number is typed by hand, no seed is left out, and misses are shown.\n\n"
         "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (losses in nats); "
         "forgetting is best minus final accuracy, averaged over all tasks but the last. The verdict is `within` where "
         "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
@@ -252,8 +252,8 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
         "little: where both sides measure the same, against 15 published runs, it comes up by chance 13 times of 100 "
         "with 3 runs of ours and 9 times with 5, instead of 5.\n\n"
         f"{SETTLING}\n\n"
-        f"Verdicts, a number that several tables repeat counted once: {counts}. The runs behind this page took "
-        f"{hours:.1f} CPU hours.\n"
+        f"Verdicts, a number that several tables repeat counted once: {counts or 'none'}. "
+        f"The runs behind this page took {hours:.1f} CPU hours.\n"
     )
     parts = [head]
     for one in outcomes:

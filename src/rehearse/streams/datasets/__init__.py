@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 
-from rehearse.errors import InvalidInput
+from rehearse.errors import DataError, InvalidInput
 from rehearse.streams.datasets import cifar10, digits5k, miniimagenet, mnist
 from rehearse.streams.datasets.base import Dataset
 
@@ -15,6 +16,8 @@ NAMES = ("mnist", "cifar10", "miniimagenet", "digits5k")
 
 def load(name: str, data_dir: str | PathLike[str] | None = None, split_seed: int = 0) -> Dataset:
     """The data set of that name; ``split_seed`` matters only where testing images are drawn (digits5k)."""
+    if data_dir is not None and not Path(data_dir).expanduser().is_dir():
+        raise DataError(f"there is no directory {data_dir}; leave data_dir out to look in REHEARSE_DATA and the cache")
     match name:
         case "mnist":
             return mnist.load(data_dir)

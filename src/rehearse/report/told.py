@@ -1,4 +1,4 @@
-"""What the searches of a run did, in words: how many, how many found nothing, and what they moved."""
+"""What a run tells beside its numbers, in words: of its memory, its searches, and of other ways to predict."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 Result = Mapping[str, Any]
-MEASURES = ("interference", "entropy")
+MEASURES = ("objective", "interference", "entropy")
 
 
 def searches(result: Result) -> dict[str, Mapping[str, Any]]:
     """What for -> what the search for it reports; a run that searched for one thing only says so without a name."""
     found = result.get("report", {}).get("search", {})
     return {"": found} if "searches" in found else dict(found)
+
+
+def told(result: Result) -> list[str]:
+    """Everything, one sentence each."""
+    return [*memory_sentences(result), *search_sentences(result), *treatment_sentences(result)]
+
+
+def memory_sentences(result: Result) -> Iterator[str]:
+    """What a memory of codes takes, beside what the same number of raw inputs would."""
+    found = result.get("report", {}).get("memory")
+    if found is not None:
+        yield (
+            f"memory: {found['codes']:,} codes in {found['bytes']:,} bytes; as many raw inputs would take "
+            f"{found['bytes_as_inputs']:,}; the autoencoder that reads them takes {found['autoencoder_bytes']:,} more"
+        )
+
+
+def treatment_sentences(result: Result) -> Iterator[str]:
+    """How the same training does when it is asked in another way."""
+    for name, found in result.get("treatments", {}).items():
+        numbers = [
+            f"{what} {100 * found['metrics'][what]:.1f} %"
+            for what in ("accuracy", "forgetting")
+            if found["metrics"].get(what) is not None
+        ]
+        if numbers:
+            yield f"the same training, asked in the way {name!r}: {', '.join(numbers)}"
 
 
 def search_sentences(result: Result) -> Iterator[str]:
