@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import shlex
 import sys
@@ -401,3 +402,50 @@ def test_a_stale_run_is_shown_as_such(rehearse_command: Command, tmp_path: Path)
     code, out, _ = rehearse_command("show", spec.key)
     assert code == 0
     assert "stale" in out
+
+
+CODES = {"codes": 40, "bytes": 52160, "bytes_as_inputs": 123840, "code_bytes": 1280, "input_bytes": 3072,
+         "autoencoder_bytes": 178656}  # fmt: skip
+
+
+def test_a_run_and_its_page_tell_of_memory_and_treatments(rehearse_command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    spec = resolve("ae", "split-cifar10")
+    otherwise = made_result(spec, accuracy=0.255, forgetting=0.5)
+    asked = {"real-test": {name: otherwise[name] for name in ("metrics", "matrices")}}
+    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"memory": CODES}, "treatments": asked})
+    told = (
+        "memory: 40 codes in 52,160 bytes; as many raw inputs would take 123,840; "
+        "the autoencoder that reads them takes 178,656 more",
+        "the same training, asked in the way 'real-test': accuracy 25.5 %, forgetting 50.0 %",
+    )
+    _, out, _ = rehearse_command("show", spec.key)
+    assert all(f"{sentence}\n" in out for sentence in told)
+    assert rehearse_command("report")[0] == 0
+    page = html.unescape((tmp_path / "report.html").read_text("utf-8"))
+    assert all(sentence in page for sentence in told)
+
+
+def test_a_data_directory_that_is_not_there_is_refused(rehearse_command: Command) -> None:
+    code, _, err = rehearse_command("run", "er", "--stream", "split-mnist", "--data-dir", "absent")
+    assert code == 2
+    assert "there is no directory absent" in err
+
+
+def test_one_spec_at_a_time_and_of_the_method_that_is_asked_for(rehearse_command: Command) -> None:
+    code, _, err = rehearse_command("run", "--spec", "gen-control", "--spec", "gen-elbo")
+    assert code == 2
+    assert "--spec is for one spec, not for gen-control, gen-elbo" in err
+    code, _, err = rehearse_command("run", "gen-mir", "--spec", "gen-control")
+    assert code == 2
+    assert "the spec gen-control is of gen, and gen-mir is asked for" in err
+
+
+def test_tables_are_written_into_several_files(rehearse_command: Command, tmp_path: Path) -> None:
+    Store(tmp_path / "results").put(spec := resolve("er", "split-mnist"), made_result(spec))
+    files = [tmp_path / name for name in ("one.md", "other.md")]
+    for file in files:
+        file.write_text("<!-- generated: table1 -->\n<!-- end -->\n", "utf-8")
+    words = [word for file in files for word in ("--fill", str(file))]
+    assert rehearse_command("reproduce", "table1", "--from-results", "results", *words)[0] == 0
+    assert all("| ER |" in file.read_text("utf-8") for file in files)

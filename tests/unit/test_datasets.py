@@ -62,6 +62,16 @@ def write_digits(folder: Path, arrays: dict[str, np.ndarray], compressed: bool) 
         (folder / (f"{name}.gz" if compressed else name)).write_bytes(gzip.compress(content) if compressed else content)
 
 
+def test_a_directory_that_is_not_there_is_no_place_to_pass_over(
+    tmp_path: Path, digits: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_digits(tmp_path / "mnist", digits, compressed=True)
+    monkeypatch.setenv("REHEARSE_DATA", str(tmp_path))
+    load("mnist")
+    with pytest.raises(DataError, match="there is no directory"):
+        load("mnist", tmp_path / "mnits")
+
+
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw"])
 @pytest.mark.parametrize("compressed", [True, False])
 def test_mnist_is_read(tmp_path: Path, digits: dict[str, np.ndarray], folder: str, compressed: bool) -> None:

@@ -84,7 +84,9 @@ def test_what_was_not_run_is_a_gap_and_one_seed_has_no_interval() -> None:
     figure = Figure()
     by_codes(outcome(target, Results(results)), figure)
     accuracy = figure.axes[0]
-    (container,) = accuracy.containers  # nothing for the row without runs
+    container, other = accuracy.containers
+    assert other.get_label() == "AE-MIR (not run)"
+    assert np.isnan(np.array(other.lines[0].get_ydata(), dtype=float)).all()
     assert container.get_label() == "AE-Random (n = 3, 0, 1)"
     assert np.allclose(np.array(container.lines[0].get_ydata(), dtype=float), [32, np.nan, 30], equal_nan=True)
     (bars,) = container.lines[2]

@@ -67,7 +67,9 @@ def run(
     ] = False,
     task_free: Annotated[bool, typer.Option("--task-free", help="Hide the tasks from the learner.")] = False,
     samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
-    tasks: Annotated[int | None, typer.Option(help="Number of tasks; default: the paper's.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(help="Tasks that the classes are divided into; default: the paper's.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows that arrive together (10).")] = None,
     split_seed: Annotated[
         int | None, typer.Option(help="Which rows are for validation, which permutations are drawn (0).")
@@ -86,7 +88,9 @@ def run(
         list[str] | None,
         typer.Option("--option", "-o", help="A method's own option, NAME=VALUE; see `rehearse methods`."),
     ] = None,
-    spec: Annotated[str | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")] = None,
+    spec: Annotated[
+        list[str] | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")
+    ] = None,
     out: Out = Path("runs"),
     jobs: Jobs = None,
     engine: Engine = "local",
@@ -109,7 +113,11 @@ def run(
 
     Without arguments: er and er-mir on the embedded digits. Options override the paper's settings for the stream.
     """
-    base = load_spec_values(spec) if spec else {}
+    if spec and len(spec) > 1:
+        raise InvalidInput(f"--spec is for one spec, not for {', '.join(spec)}; run them one after the other")
+    base = load_spec_values(spec[0]) if spec else {}
+    if spec and methods and base.get("method", methods[0]) not in methods:
+        raise InvalidInput(f"the spec {spec[0]} is of {base['method']}, and {', '.join(methods)} is asked for")
     names = methods or ([base["method"]] if "method" in base else list(DEFAULT_METHODS))
     stream = stream or base.get("stream", DEFAULT_STREAM)
     if seeds is None and first_seed is None and "seed" in base:

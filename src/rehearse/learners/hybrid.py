@@ -56,8 +56,8 @@ class AutoencoderReplay(Learner):
     Differs from the authors' program: the first task is autoencoded like all others; all that the classifier sees has
     gone through one and the same autoencoder, which does not move while the classifier learns; recalled codes are
     distinct (``copies=10`` for ten codes ten times); batch-norm of the autoencoder uses running statistics outside its
-    training (``statistics="batch"`` for theirs); no slot is left out when codes are brought up to date.
-    ``forward_passes`` counts rows through the classifier, the encoder or the decoder.
+    training (``statistics="batch"``: those of what passes together); no slot is left out when codes are brought up to
+    date. ``forward_passes`` counts rows through the classifier, the encoder or the decoder.
     """
 
     memory: Memory
