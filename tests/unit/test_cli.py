@@ -413,17 +413,21 @@ def test_a_run_and_its_page_tell_of_memory_and_treatments(rehearse_command: Comm
     spec = resolve("ae", "split-cifar10")
     otherwise = made_result(spec, accuracy=0.255, forgetting=0.5)
     asked = {"real-test": {name: otherwise[name] for name in ("metrics", "matrices")}}
-    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"memory": CODES}, "treatments": asked})
+    result = made_result(spec) | {"report": {"memory": CODES, "search": SEARCH["generator"]}, "treatments": asked}
+    result["extra"][-1] = {"reconstruction": 0.0127, "negative_elbo": None}
+    Store(tmp_path / "runs").put(spec, result)
     told = (
         "memory: 40 codes in 52,160 bytes; as many raw inputs would take 123,840; "
         "the autoencoder that reads them takes 178,656 more",
         "the same training, asked in the way 'real-test': accuracy 25.5 %, forgetting 50.0 %",
+        "on the tests of all tasks, at the end: reconstruction 0.0127",
     )
     _, out, _ = rehearse_command("show", spec.key)
     assert all(f"{sentence}\n" in out for sentence in told)
     assert rehearse_command("report")[0] == 0
     page = html.unescape((tmp_path / "report.html").read_text("utf-8"))
     assert all(sentence in page for sentence in told)
+    assert "ae, seed 0: 3 of 1,400 searches ended in numbers that are not finite" in page
 
 
 def test_a_data_directory_that_is_not_there_is_refused(rehearse_command: Command) -> None:

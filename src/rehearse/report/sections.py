@@ -18,6 +18,7 @@ from ..methods import METHODS, precision_of, resolve
 from ..spec import Spec, named_specs
 from .compare import compare, low_ceilings
 from .runs import FinishedRun
+from .told import fallback_sentences
 
 # What makes two runs answers to the same question; the rest of a spec tells methods apart.
 PROBLEM = (
@@ -71,7 +72,8 @@ class Section:
 
     @property
     def warnings(self) -> list[str]:
-        return low_ceilings(self.comparison)
+        results = [run.result for row in self.rows for run in row.runs]
+        return [*low_ceilings(self.comparison), *fallback_sentences(results)]
 
     @property
     def runs(self) -> int:

@@ -17,7 +17,16 @@ def searches(result: Result) -> dict[str, Mapping[str, Any]]:
 
 def told(result: Result) -> list[str]:
     """Everything, one sentence each."""
-    return [*memory_sentences(result), *search_sentences(result), *treatment_sentences(result)]
+    about = (own_sentences, memory_sentences, search_sentences, treatment_sentences)
+    return [sentence for of in about for sentence in of(result)]
+
+
+def own_sentences(result: Result) -> Iterator[str]:
+    """What the method measured of itself on the test sets, at the end."""
+    measured = {name: value for name, value in (result["extra"] or [{}])[-1].items() if value is not None}
+    if measured:
+        numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
+        yield f"on the tests of all tasks, at the end: {numbers}"
 
 
 def memory_sentences(result: Result) -> Iterator[str]:
