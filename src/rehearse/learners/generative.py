@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -16,22 +15,21 @@ from ..errors import CheckpointError, InvalidInput
 from ..gradients import Gradient
 from ..latent import Elbo
 from ..losses import CrossEntropy, soft_cross_entropy, soft_cross_entropy_with_gradient
-from ..parts import buffer_copies, load_unsaved, unsaved_copies
+from ..parts import buffer_copies
 from .base import Learner
 from .checks import (
     check_not_negative,
-    check_optimizer_fits,
     check_positive,
     check_second,
     check_switches,
     one_tensor,
 )
 from .generative_objectives import classifier_objective, generator_objective
-from .generative_parts import Imagined, Retrieved, asked, check_generator
+from .generative_parts import Imagined, Retrieved, asked, check_generator, naming_the_search
 from .generative_retrieval import LatentRetrieval, check_retrievals
 from .generator_training import GeneratorTraining, equal_weights
 from .same_rows import SameRows, can_stay
-from .snapshots import Snapshot, restored
+from .snapshots import Snapshot, load_trained, restored, trained_state
 from .step import Step, mean_loss
 from .view import View
 
@@ -110,7 +108,7 @@ class GenerativeReplay(Learner):
             for updates in [self.updates] if self.reuse else [1] * self.updates:
                 for_classifier = self._retrieve_for_classifier(batch)  # B_C, Eq. 2
                 for_generator = self._retrieve_for_generator(batch)  # B_G, Eq. 3
-                with self._naming_the_search():
+                with naming_the_search(self.previous is not None and bool(self._retrievals())):
                     losses = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
                     self._update_generator(batch, for_generator, updates)  # φ, γ ← SGD(B_n ∪ B_G, α)
         self._settle(incoming)
@@ -387,19 +385,6 @@ class GenerativeReplay(Learner):
         return one_tensor(self.prepare(x.to(self.device)) if isinstance(x, Tensor) else None, "generator")
 
     @contextlib.contextmanager
-    def _naming_the_search(self) -> Iterator[None]:
-        """What is wrong with rows that a search has found may look like trouble of the learning rate."""
-        try:
-            yield
-        except InvalidInput as problem:
-            if self.previous is None or not self._retrievals():
-                raise
-            raise InvalidInput(
-                f"{problem}; some of these rows were found by a search in latent space: if that goes too far for the "
-                "networks, a smaller step_size helps"
-            ) from problem
-
-    @contextlib.contextmanager
     def _searching(self, *views: View) -> Iterator[None]:
         """Eval mode for the present networks too; what passes through them is counted."""
         precision = self.computation.autocast(self.device, scoring=True)
@@ -433,10 +418,7 @@ class GenerativeReplay(Learner):
 
     def _own_state(self) -> dict[str, Any]:
         return {
-            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
-            "generator_buffers": unsaved_copies(self.generator),
-            "generator_optimizer": copy.deepcopy(self.generator_optimizer.state_dict()),
-            "generator_optimizer_kind": type(self.generator_optimizer).__name__,
+            "generator": trained_state(self.generator, self.generator_optimizer),
             "previous": None if self.previous is None else self.previous.state_dict(),
             "batches_since_snapshot": self._batches_since_snapshot,
             "rows_of_task": self._rows_of_task,
@@ -448,11 +430,7 @@ class GenerativeReplay(Learner):
         if state["retrievals"].keys() != self._retrievals().keys():
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
-        self.generator.load_state_dict(state["generator"])
-        load_unsaved(self.generator, state["generator_buffers"])
-        kind = state["generator_optimizer_kind"]
-        check_optimizer_fits(state["generator_optimizer"], self.generator_optimizer, kind)
-        self.generator_optimizer.load_state_dict(copy.deepcopy(state["generator_optimizer"]))
+        load_trained(self.generator, self.generator_optimizer, state["generator"])
         self.previous = None
         if state["previous"] is not None:
             self.previous = Snapshot.of(self.model, self.generator)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +43,20 @@ class Retrieved(NamedTuple):
     incoming: Tensor
     classifier: Tensor | None
     generator: Tensor | None
+
+
+@contextlib.contextmanager
+def naming_the_search(searched: bool) -> Iterator[None]:
+    """What is wrong with rows that a search has found may look like trouble of the learning rate."""
+    try:
+        yield
+    except InvalidInput as problem:
+        if not searched:
+            raise
+        raise InvalidInput(
+            f"{problem}; some of these rows were found by a search in latent space: if that goes too far for the "
+            "networks, a smaller step_size helps"
+        ) from problem
 
 
 def check_generator(generator: nn.Module, x: Tensor, latent: int, *, searched: bool) -> None:

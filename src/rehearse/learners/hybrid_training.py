@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +15,9 @@ from ..compute import RandomState, numpy_generator, resolve_precision, training_
 from ..errors import InvalidInput, RehearseError
 from ..gradients import loss_gradient
 from ..losses import in_full
-from ..parts import KeptBuffers, load_unsaved, unsaved_copies
-from .checks import check_optimizer_fits
+from ..parts import KeptBuffers
 from .hybrid_codec import check_codes, check_rebuilt
-from .snapshots import restored
+from .snapshots import load_trained, restored, trained_state
 from .step import mean_loss, step_along
 
 
@@ -104,19 +102,13 @@ class AutoencoderTraining:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "autoencoder": {name: value.clone() for name, value in self.autoencoder.state_dict().items()},
-            "buffers": unsaved_copies(self.autoencoder),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "optimizer_kind": type(self.optimizer).__name__,
+            "autoencoder": trained_state(self.autoencoder, self.optimizer),
             "seed": self.seed,
             "random": dict(self.random.get()),
             "steps": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.autoencoder.load_state_dict(state["autoencoder"])
-        load_unsaved(self.autoencoder, state["buffers"])
-        check_optimizer_fits(state["optimizer"], self.optimizer, state["optimizer_kind"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        load_trained(self.autoencoder, self.optimizer, state["autoencoder"])
         self.random.set(state["random"])
         self.seed, self.steps = int(state["seed"]), int(state["steps"])

@@ -1,4 +1,4 @@
-"""Networks as they were: frozen copies to compare with and to replay from, and what puts one back after an error."""
+"""Networks as they were: frozen copies to compare with and to replay from, states, and what puts one back."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from ..heads import find_head, outputs, resize
 from ..parts import KeptBuffers, load_unsaved, unsaved_copies
+from .checks import check_optimizer_fits
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,24 @@ class Snapshot:
 def frozen_copy(network: nn.Module) -> nn.Module:
     """The network as it is now, in eval mode, not to be trained."""
     return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def trained_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A network with its optimiser, as they are now."""
+    return {
+        "weights": {name: value.clone() for name, value in network.state_dict().items()},
+        "buffers": unsaved_copies(network),
+        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "optimizer_kind": type(optimizer).__name__,
+    }
+
+
+def load_trained(network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take back what `trained_state` gave."""
+    network.load_state_dict(state["weights"])
+    load_unsaved(network, state["buffers"])
+    check_optimizer_fits(state["optimizer"], optimizer, state["optimizer_kind"])
+    optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
 
 @contextlib.contextmanager
