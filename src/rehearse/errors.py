@@ -11,6 +11,10 @@ class InvalidInput(RehearseError, ValueError):
     """A value that cannot be learned from, predicted on, or used as an option."""
 
 
+class NotFinite(InvalidInput):
+    """Finite input of which a loss or a gradient came that is no finite number."""
+
+
 class InvalidType(RehearseError, TypeError):
     """A value of a kind that cannot be used."""
 

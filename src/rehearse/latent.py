@@ -31,13 +31,14 @@ def gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ p (log p − log q); classes that only q has are impossible under p, and add nothing."""
-    return (log_p.exp() * (log_p - log_q[:, : log_p.shape[1]])).sum(1)
+    """KL(p ‖ q) = Σ p (log p − log q); classes that are impossible under p, or that only q has, add nothing."""
+    ratio = (log_p - log_q[:, : log_p.shape[1]]).masked_fill(log_p == -math.inf, 0)
+    return (log_p.exp() * ratio).sum(1)
 
 
 def entropy(log_p: Tensor) -> Tensor:
     """H(p) = −Σ p log p: 0 where the classifier is certain."""
-    return -(log_p.exp() * log_p).sum(1)
+    return -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(1)  # 0 log 0 = 0
 
 
 @runtime_checkable

@@ -90,21 +90,21 @@ class CrossEntropy:
 
 
 def soft_cross_entropy(scores: Tensor, probabilities: Tensor) -> Tensor:
-    """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0."""
-    return F.cross_entropy(finite(in_full(scores)), _of_all_classes(probabilities, scores), reduction="none")
+    """−Σ q log softmax(scores), one value a row; classes that q does not know yet have probability 0.
+
+    A class that the model rules out by a score of −∞ adds nothing where q is 0, and makes the loss infinite elsewhere.
+    """
+    scores, q = in_full(scores), _of_all_classes(probabilities, scores)
+    lowest = torch.finfo(scores.dtype).min
+    return F.cross_entropy(torch.where(q > 0, scores, scores.clamp_min(lowest)), q, reduction="none")
 
 
 def soft_cross_entropy_with_gradient(scores: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
     """The same, and the gradient of its mean without autograd: (softmax(scores) Σ q − q) / n."""
     q = _of_all_classes(probabilities, scores)
-    logs = finite(F.log_softmax(in_full(scores), dim=1))
-    losses = -(q * logs).sum(1)
+    logs = F.log_softmax(in_full(scores), dim=1)
+    losses = -torch.where(q > 0, q * logs, 0).sum(1)
     return losses, logs.exp_().mul_(q.sum(1, keepdim=True)).sub_(q).div_(len(scores))
-
-
-def finite(scores: Tensor) -> Tensor:
-    """A class that a model rules out has a score of −∞, which times its probability of 0 would be no number."""
-    return scores.clamp_min(torch.finfo(scores.dtype).min)
 
 
 def _of_all_classes(probabilities: Tensor, scores: Tensor) -> Tensor:

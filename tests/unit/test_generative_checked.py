@@ -10,7 +10,7 @@ from torch import nn
 
 from rehearse.compute import prepare_unit
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
-from rehearse.latent import Elbo, LatentSearch
+from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
 from rehearse.learners.generative_objectives import generator_objective
 from rehearse.learners.same_rows import can_stay
@@ -293,6 +293,36 @@ def test_measuring_the_generator_has_no_part_in_what_is_learned(monkeypatch):
     assert all(torch.equal(states[0][part][name], states[1][part][name]) for part in (0, 1) for name in states[0][part])
 
 
+class NotJudged(VAE):
+    """In eval mode it has no finite reconstruction."""
+
+    def loss(self, x):
+        found = super().loss(x)
+        return found if self.training else Elbo(found.reconstruction / 0, found.kl)
+
+
+def test_what_weighs_nothing_has_no_part_in_which_searches_fall_back():
+    torch.manual_seed(1)
+    ours = learner(generator=NotJudged((6,), hidden=8, latent=3), generator_retrieval=retrieval())
+    observed(ours, 0, *[1] * 8)
+    assert ours.search_report()["generator"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize(("kl", "reconstruction", "passes"), [(0.1, 0.0, 4), (0.0, 0.0, 4), (0.0, 0.1, None)])
+def test_only_searches_that_are_measured_take_more_passes(kl, reconstruction, passes, monkeypatch):
+    asked = []
+    plain = View.loss
+    monkeypatch.setattr(View, "loss", lambda self, x: asked.append(1) or plain(self, x))
+    weights = Coefficients(kl=kl, reconstruction=reconstruction)
+    ours = learner(generator_retrieval=retrieval(coefficients=weights))
+    observed(ours, 0, *[1] * 7)
+    told = ours.search_report()["generator"]
+    if passes is None:
+        assert told["measured"] == 7
+    else:
+        assert (told["measured"], len(asked)) == (1, passes), "two sides, before and after, of one search"
+
+
 def test_the_rows_that_are_shown_begin_with_the_most_interfered():
     weights = Coefficients(kl=1.0, reconstruction=1.0)
     ours = learner(classifier_retrieval=retrieval(), generator_retrieval=retrieval(coefficients=weights))
@@ -307,17 +337,29 @@ def test_the_rows_that_are_shown_begin_with_the_most_interfered():
 
 
 def test_the_generators_rows_are_ordered_by_their_interference(monkeypatch):
-    found = []
-    plain = LatentRetrieval.__call__
+    found, ahead = [], []
+    plain, plainly = LatentRetrieval.__call__, LatentRetrieval.foresee
+
+    def foresee(self, model, *arguments):
+        parameters = plainly(self, model, *arguments)
+        ahead.append(copy.deepcopy(model).eval())
+        ahead[0].load_state_dict(parameters)
+        return parameters
 
     def noted(self, *arguments):
         found.append(plain(self, *arguments))
         return found[-1]
 
     monkeypatch.setattr(LatentRetrieval, "__call__", noted)
+    monkeypatch.setattr(LatentRetrieval, "foresee", lambda self, model, *_: foresee(self, model, *_))
     ours = learner(generator_retrieval=retrieval())
     observed(ours, 0, 1)
     ((z, interference),) = found
+    with torch.no_grad():
+        before, after = (
+            gaussian_kl(*network.encode(network.decode(z))) for network in (ours.previous.generator, ahead[0])
+        )
+    torch.testing.assert_close(interference, after - before, rtol=1e-3, atol=1e-4)
     ordered = ours.previous.generator.decode(z[interference.argsort(descending=True)])
     torch.testing.assert_close(ours.last_retrieved.generator, ordered)
     assert not torch.allclose(ours.last_retrieved.generator, ours.previous.generator.decode(z))
@@ -342,6 +384,22 @@ class Masked(nn.Module):
         return self.inner(x).index_fill(1, torch.tensor([3]), -torch.inf)
 
 
+def test_a_label_that_is_wrong_is_not_the_searchs_fault():
+    ours = learner(generator_retrieval=retrieval())
+    observed(ours, 0, 1)
+    with pytest.raises(InvalidInput) as raised:
+        ours.observe(torch.rand(2, 6), torch.tensor([0, 7]), 1)
+    assert "step_size" not in str(raised.value)
+
+
+def test_the_generators_losses_are_the_same_every_time_whatever_prepares_the_rows():
+    ours = learner(prepare=lambda x: (x + 0.1 * torch.rand_like(x)).clamp(0, 1))
+    observed(ours, 0)
+    x, everybodys = batch(9)[0], torch.get_rng_state()
+    assert torch.equal(ours.generator_losses(x).kl, ours.generator_losses(x).kl)
+    assert torch.equal(torch.get_rng_state(), everybodys)
+
+
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_classifier_may_rule_classes_out(searched):
     both = {"classifier_retrieval": retrieval(), "generator_retrieval": retrieval()} if searched else {}
@@ -364,6 +422,22 @@ def test_losses_of_ruled_out_classes_by_hand():
     torch.testing.assert_close(again, by_hand[None])
     torch.testing.assert_close(slope, gradient)
     assert slope[0, 2] == 0
+    wanted = torch.tensor([[0.2, 0.7, 0.1]])
+    assert soft_cross_entropy(scores, wanted).isinf().all(), "a class that is wanted is not ruled out in silence"
+    assert soft_cross_entropy_with_gradient(scores.detach(), wanted)[0].isinf().all()
+
+
+def test_divergence_and_entropy_of_ruled_out_classes_by_hand():
+    scores = torch.tensor([[0.0, 1.0, -torch.inf]], requires_grad=True)
+    log_p, full = scores.log_softmax(1), torch.tensor([[0.0, 1.0]]).log_softmax(1)
+    torch.testing.assert_close(entropy(log_p), entropy(full))
+    for other in (torch.tensor([[0.5, 0.5, -torch.inf]]), torch.tensor([[0.5, 0.5, 0.0]])):
+        value = divergence(log_p, other.log_softmax(1))
+        by_hand = (full.exp() * (full - other.log_softmax(1)[:, :2])).sum(1)
+        torch.testing.assert_close(value, by_hand)
+        (slope,) = torch.autograd.grad((value + entropy(log_p)).sum(), scores, retain_graph=True)
+        assert slope.isfinite().all()
+    assert divergence(torch.zeros(1, 3).log_softmax(1), log_p).isinf().all()
 
 
 def test_what_is_asked_of_a_generator_is_checked_too():

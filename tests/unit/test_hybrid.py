@@ -430,14 +430,41 @@ def test_rows_that_are_forgotten_while_the_autoencoder_trains_are_rehearsed_no_m
         made.observe(x[start : start + 5], y[start : start + 5], 0, id=list(range(start, start + 5)))
     rows = rehearsed(made, monkeypatch)
 
+    held = []
+
     def forget(done: int, of: int) -> None:
         if done == 3:
             assert made.forget(ids=range(8)) == 8
+        if done == 5:  # others in the place of those that go
+            made.forget(ids=range(8, 16))
+            made.memory.add(torch.zeros(8, *made.memory.all().x.shape[1:]), torch.zeros(8, dtype=torch.long), 0)
+            held.append(len(made.memory))
 
     x, y = TASKS[1]
     made.begin_task(Batch(x, y, 1), 1, forget)
-    assert rows == [25] * 3 + [17] * 5
+    assert rows == [25] * 3 + [17] * 2 + [5 + held[0]] * 3
     made.observe(x[:5], y[:5], 1)
+
+
+def test_what_is_read_ahead_is_of_the_rows_that_are_there() -> None:
+    """Rows that take the place of forgotten ones are as many."""
+    made, read = learner(capacity=20), []
+    run(made, tasks=1)
+    plain = made.coded.training.step
+    made.coded.training.step = lambda x: (read.append(x[5:].clone()), plain(x))[1]  # type: ignore[method-assign]
+    shape = made.memory.all().x.shape[1:]
+
+    def replaced(done: int, of: int) -> None:
+        if done == 2:
+            made.memory.forget(slots=made.memory.slots())
+            while len(made.memory) < 20:
+                made.memory.add(torch.zeros(20, *shape), torch.zeros(20, dtype=torch.long), 0)
+
+    x, y = TASKS[1]
+    made.begin_task(Batch(x, y, 1), 1, replaced)
+    assert read[1].shape == read[2].shape
+    assert not torch.equal(read[1][0], read[1][1])
+    assert all(torch.equal(row, read[2][0]) for row in read[2]), "all codes are the same by now"
 
 
 def test_batch_statistics_are_an_option() -> None:

@@ -367,6 +367,20 @@ def test_what_is_only_asked_moves_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), everybodys)
 
 
+def test_a_diagnosis_moves_no_random_numbers() -> None:
+    class Sampling(ConvAutoencoder):
+        def decode(self, code: Tensor) -> Tensor:
+            return super().decode(code + 0.1 * torch.randn_like(code))
+
+    made = with_networks(Tiny(), Sampling(SHAPE, channels=3, depth=1))
+    run(made, tasks=1)
+    own, everybodys = made.random.get()["cpu"].clone(), torch.get_rng_state()
+    first, second = (made.diagnose(*TASKS[1], 1) for _ in range(2))
+    assert torch.equal(first.interference, second.interference)
+    assert torch.equal(made.random.get()["cpu"], own)
+    assert torch.equal(torch.get_rng_state(), everybodys)
+
+
 def test_inputs_are_rebuilt_from_the_rows_that_they_are_compared_with() -> None:
     made = learner(prepare=noisy)
     run(made, tasks=1)

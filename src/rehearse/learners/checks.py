@@ -93,7 +93,7 @@ def check_task(data: Any, task: Any) -> None:
         raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
     if isinstance(task, bool) or not isinstance(task, Integral) or task < 0:
         raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
-    if isinstance(data.task, int) and data.task != task:
+    if isinstance(data.task, Integral) and data.task != task:
         raise InvalidInput(f"task {task} begins, and its rows are of task {data.task}")
 
 

@@ -95,11 +95,13 @@ def optimizer_foresight(learner: Learner) -> Lookahead:
 
 @contextlib.contextmanager
 def _unnoticed(learner: Learner, batch: Batch) -> Iterator[Lookahead]:
-    """The learner's look-ahead; what it notes, and how much the learner says it costs, is afterwards what it was."""
+    """The learner's look-ahead, with borrowed random numbers; what it notes, and how much the learner says it costs, is
+    afterwards what it was."""
     lookahead, passed = learner._foresight(batch), learner._rows_passed
     notes = lookahead.rows_passed, lookahead.statistics
     try:
-        yield lookahead
+        with learner.random.borrowed():
+            yield lookahead
     finally:
         learner._rows_passed = passed
         lookahead.rows_passed, lookahead.statistics = notes
@@ -118,9 +120,9 @@ def _slots(memory: Memory, task: Tensor | int | None, limit: int | None) -> Tens
 
 
 def _gradient(learner: Learner, batch: Batch, lookahead: Lookahead) -> tuple[Gradient, float]:
-    """∇ℓ(B_n) as a step would have it, with copies of the buffers and borrowed random numbers."""
+    """∇ℓ(B_n) as a step would have it, with copies of the buffers."""
     buffers = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
-    with torch.enable_grad(), training_mode(learner.model), learner.random.borrowed():
+    with torch.enable_grad(), training_mode(learner.model):
         scores = learner._forward(batch.x, buffers)
         loss = lookahead.loss(scores, batch.to(scores.device), False).mean()
         if not bool(loss.isfinite()):

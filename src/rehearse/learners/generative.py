@@ -127,8 +127,8 @@ class GenerativeReplay(Learner):
 
     def generator_losses(self, x: Tree) -> Elbo:
         """−ELBO of each row in its two parts, in eval mode, with noise that is the same every time."""
-        rows = self._prepared(checked_inputs(x))
         with self._evaluation():
+            rows = self._prepared(checked_inputs(x))
             parts = [Elbo(*asked(self.generator, "loss", some)) for some in in_parts(rows)]
         return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
@@ -242,8 +242,8 @@ class GenerativeReplay(Learner):
                 objective, self.memories * len(batch), lambda rows: self._start(retrieval, batch, rows), self._prior
             )
         if not retrieval.coefficients.reconstruction:
-            for _ in range(4):  # measuring once drew so many: without them the runs under the same key would be others
-                self._prior(len(z))
+            for times in (1, 1, retrieval.ranking, retrieval.ranking):  # as many as measuring once drew (decision 0021)
+                self._prior(times * len(z))
         return self._imagined(z, interference, labels=False)
 
     def _searched(self, network: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> View:

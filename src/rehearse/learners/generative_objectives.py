@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -91,20 +90,25 @@ class Objective:
         return total - c.shell * shell(z) if c.shell else total
 
     @torch.no_grad()
-    def measure(
-        self, z: Tensor, known: Mapping[str, Tensor] | None = None, *, whole: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again.
+    def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again."""
+        return self._measured(z, self.interference, known or {})
 
-        Unless ``whole``, parts of the interference that weigh nothing are left out.
-        """
-        found = dict(known or {})
-        parts = self.interference if whole else [name for name in self.interference if self._weights()[name]]
-        parts = parts or self.interference
+    @torch.no_grad()
+    def judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The same at no more passes than a step of the search takes: where that is less, by what weighs of it."""
+        weights = self._weights()
+        weighed = tuple(name for name in self.interference if weights[name])
+        return self._measured(z, self.interference if self.measured_every == 1 else weighed, {})
+
+    def _measured(self, z: Tensor, parts: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        found = dict(known)
         missing = [name for name in (*parts, "entropy") if name not in found]
         if missing:
             found |= self.terms(z, missing)
-        total: Tensor = torch.stack([found[name] for name in parts]).sum(0)
+        total = torch.zeros_like(found["entropy"])
+        for name in parts:
+            total = total + found[name]
         return total, found["entropy"]
 
     def _weights(self) -> dict[str, float]:
@@ -137,11 +141,10 @@ def generator_objective(
 
     # One draw of the noise of q(z|x) serves both sides and all steps: what differs between two points is the points.
     # Where reconstruction weighs nothing it is only measured, always with the same noise and without drawing any.
-    noise = functools.cache(RandomState)
-    seed = int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0
+    noise = RandomState(int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0)
 
     def judged(network: View, x: Tensor) -> Elbo:
-        with noise(seed).borrowed():
+        with noise.borrowed():
             return network.loss(x)
 
     def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
@@ -157,5 +160,5 @@ def generator_objective(
             found["entropy"] = entropy(classifier.classify(x))
         return found
 
-    measured_every = 1 if coefficients.kl and coefficients.reconstruction else MEASURED_EVERY
+    measured_every = 1 if coefficients.reconstruction else MEASURED_EVERY
     return Objective(coefficients, terms, ("kl", "reconstruction"), measured_every)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch
-from ..errors import InvalidInput, RehearseError
+from ..errors import InvalidInput, NotFinite, RehearseError
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,11 @@ class Imagined:
         return batch if self.interference is None else batch.take(self.interference.argsort(descending=True))
 
     def shown(self, init: str | None) -> Tensor:
-        """The rows in the order of Figures 2 and 3: the most interfered first; or, where the search starts from the
-        codes of the incoming batch, each under the one that it started from."""
-        ordered = init == "prior" and self.interference is not None
-        return self.x[self.interference.argsort(descending=True)] if ordered else self.x  # type: ignore[union-attr]
+        """The rows in the order of Figures 2 and 3: the most interfered first; or, where a search starts from the codes
+        of the incoming batch, as they were found: each under the row that it started from."""
+        if init != "prior" or self.interference is None:
+            return self.x
+        return self.x[self.interference.argsort(descending=True, stable=True)]
 
     def scores(self) -> Tensor | None:
         return None if self.interference is None else self.interference.sort(descending=True).values
@@ -50,10 +51,10 @@ def naming_the_search(searched: bool) -> Iterator[None]:
     """What is wrong with rows that a search has found may look like trouble of the learning rate."""
     try:
         yield
-    except InvalidInput as problem:
+    except NotFinite as problem:
         if not searched:
             raise
-        raise InvalidInput(
+        raise NotFinite(
             f"{problem}; some of these rows were found by a search in latent space: if that goes too far for the "
             "networks, a smaller step_size helps"
         ) from problem

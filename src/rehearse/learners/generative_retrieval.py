@@ -82,18 +82,19 @@ class LatentRetrieval:
 
         ``start`` draws points to begin with, ``plain`` those to fall back on.
         """
-        whole = self.search.searches % objective.measured_every == 0
+        measured = self.search.searches % objective.measured_every == 0
         first = start(rows * self.ranking)
         found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, rows)
-        after = None if found is None else objective.measure(found, whole=whole)
+        after = None if found is None else objective.judge(found)
         if after is not None and not all(bool(values.isfinite().all()) for values in after):
             self.search.fallbacks += 1  # finite points, but so far out that the networks make no numbers of them
             after = None
         if found is None or after is None:
             z = plain(rows)
-            return z, objective.measure(z, whole=whole)[0]
-        if whole:
-            self.measured.add(objective.measure(first, objective.first), after)
+            return z, objective.judge(z)[0]
+        if measured:
+            before = objective.measure(first, objective.first)
+            self.measured.add(before, after if objective.measured_every == 1 else objective.measure(found))
         return found, after[0]
 
     def _best(self, objective: Objective, points: Tensor, rows: int) -> Tensor | None:
@@ -136,7 +137,7 @@ class Measured:
 
     def add(self, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> None:
         means = torch.stack([values.mean() for values in (*before, *after)])
-        if bool(means.isfinite().all()):  # the rare others are counted as fallbacks
+        if bool(means.isfinite().all()):  # of a search that starts where the networks make no numbers there is no mean
             self.count += 1
             self.sums = [total + mean for total, mean in zip(self.sums, means.tolist(), strict=True)]
 

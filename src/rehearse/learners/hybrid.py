@@ -285,8 +285,10 @@ class AutoencoderReplay(Learner):
 
     def evaluation_metrics(self, x: Tree, y: Tensor) -> dict[str, float]:
         """The mean squared error of inputs that have been stored, on the scale that the classifier sees."""
-        parts = [(len(rows), (rebuilt - rows).square().double().mean().item()) for rows, rebuilt in self._rebuilt(x)]
-        return {"reconstruction": sum(n * error for n, error in parts) / max(sum(n for n, _ in parts), 1)}
+        errors = torch.cat(
+            [(rebuilt - rows).square().flatten(1).double().mean(1) for rows, rebuilt in self._rebuilt(x)]
+        )
+        return {"reconstruction": errors.mean().item()}
 
     def _rebuilt(self, x: Tree) -> Iterator[tuple[Tensor, Tensor]]:
         """Prepared inputs, and what is left of them, part by part; draws without moving any random numbers."""

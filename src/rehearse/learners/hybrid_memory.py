@@ -40,7 +40,8 @@ class CodedMemory:
     """Codes, what reads them, and what trains that.
 
     With one seed two learners that recall differently train the same autoencoder and hold the same codes at every
-    step. ``count`` is told how many rows pass the encoder or the decoder here.
+    step, unless it draws random numbers even outside its training. ``count`` is told how many rows pass the encoder or
+    the decoder here.
     """
 
     def __init__(
@@ -85,16 +86,18 @@ class CodedMemory:
                 return
             if rows != len(x):
                 raise InvalidInput(f"task {task} began with {rows} rows, these are {len(x)}; begin it with the same")
-        held = None
+        changes = None
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
             if number == 0 or step == start:
                 order = torch.from_numpy(self.training.order(len(x), epoch, task))
-            if number == 0 or len(self.memory) != held:  # ``on_step`` may have had rows forgotten
-                held, slots = len(self.memory), self.memory.slots(excluded)
+            passed = 0
+            if number == 0 or self.memory.changes != changes:  # in ``on_step`` rows may have been forgotten
+                again = changes is None and number > 0  # after a stop, which is to cost nothing
+                changes, slots = self.memory.changes, self.memory.slots(excluded)
                 with RandomState(self.training.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}"):
                     read = read_ahead(self.codec, self.memory, slots, len(x))
-            passed = len(read) if number == 0 and read is not None else 0  # to read once more after a stop is no cost
+                passed = 0 if read is None or again else len(read)
             due = number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps)
             with self.training.drawing(), self.training.restored() if due else nullcontext():
                 passed += self.train(ready(x[order[number * size : (number + 1) * size]]), slots, read)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..chain import listened_to, listened_to_everywhere, offers
-from ..errors import InvalidInput
+from ..errors import InvalidInput, NotFinite
 from ..gradients import FactoredGradient, Factors, Gradient, is_plain_sgd
 from ..parts import stepped_parameters
 from .step import step_along
@@ -106,7 +106,7 @@ class SameRows:
 
     def _take(self, delta: Tensor, gradient: dict[str, Tensor]) -> Gradient:
         if not bool(delta.sum().isfinite()):
-            raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+            raise NotFinite("the gradient is not finite: the learning rate may be too high for this batch")
         step_along(gradient, self._model, self._optimizer, stepped=self._stepped)
         self._outputs.addmm_(self._products, delta, alpha=-self._rate)
         self._sum += delta

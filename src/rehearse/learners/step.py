@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batch import Batch, tree_concatenate
-from ..errors import InvalidInput
+from ..errors import InvalidInput, NotFinite
 from ..gradients import Gradient, gradient_norm, is_plain_sgd, sgd_step
 from ..parts import Stepped, stepped_parameters
 
@@ -61,7 +61,7 @@ def mean_loss(losses: Tensor) -> Tensor:
     """The mean over rows, or a refusal if it is no number."""
     loss = losses.mean()
     if not math.isfinite(loss.item()):
-        raise InvalidInput(f"the loss is {loss.item()} for finite input; the model or the learning rate is off")
+        raise NotFinite(f"the loss is {loss.item()} for finite input; the model or the learning rate is off")
     return loss
 
 
@@ -80,7 +80,7 @@ def step_along(
     direct = clip is None and is_plain_sgd(optimizer)
     norm = gradient_norm(gradient, factored=direct)
     if not math.isfinite(norm):
-        raise InvalidInput("the gradient is not finite: the learning rate may be too high for this batch")
+        raise NotFinite("the gradient is not finite: the learning rate may be too high for this batch")
     if direct:
         sgd_step(gradient, stepped)
         return

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..latent import Elbo
-from ..losses import finite, in_full
+from ..losses import in_full
 from ..parts import Substitutes
 
 
@@ -22,9 +22,9 @@ class View:
         self.rows = 0
 
     def classify(self, x: Tensor) -> Tensor:
-        """log softmax of the scores; a class that the model rules out has the lowest finite one."""
+        """log softmax of the scores."""
         scores: Tensor = self._ask("forward", x)
-        return finite(in_full(scores).log_softmax(1))
+        return in_full(scores).log_softmax(1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = self._ask("encode", x)

@@ -49,6 +49,7 @@ class Memory(ABC):
             )
         self.capacity = int(capacity)
         self.seen = 0
+        self.changes = 0  # grows whenever rows come or go: whatever was read of them is as old as this says
         self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
         self._index = TaskIndex(self.capacity)
         self._facts: dict[str, tuple[float, Tensor]] = {}
@@ -112,6 +113,7 @@ class Memory(ABC):
                 x = tree_map(lambda leaf: pick(leaf, of), x)
             self._rows.write(where, x, rows)
             self._index.put(taken, rows[TASK].numpy())
+            self.changes += 1
             for fill, fact in self._facts.values():
                 fact[where] = fill
             slots.fill(-1)
@@ -246,6 +248,7 @@ class Memory(ABC):
         if len(doomed):
             where = torch.from_numpy(doomed)
             self._index.clear(doomed)
+            self.changes += 1
             self._rows.erase(where)
             for fill, fact in self._facts.values():
                 fact[where] = fill
@@ -338,6 +341,7 @@ class Memory(ABC):
         for fill, fact in facts.values():
             fact[torch.from_numpy(forgotten)] = fill
         self._rows, self._index, self._facts, self.seen = rows, index, facts, int(state["seen"])
+        self.changes += 1
         self._insertion.bit_generator.state = json.loads(state["insertion"])
         self._sampling.bit_generator.state = json.loads(state["sampling"])
         self._load_policy_state(state["own"])

@@ -21,10 +21,11 @@ from ..errors import MissingExtra
 from ..files import write_whole
 from . import charts
 from .charts import Chart, HeatMap
+from .compare import own_cost
 from .rerun import rerun_command
 from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
-from .told import told
+from .told import own_sentences, told
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TITLE = "Learning without forgetting"
@@ -87,7 +88,8 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
         environments=_environments(runs),
         markers=MARKERS,
         rerun_command=rerun_command,
-        told=told,
+        told=lambda result: [*own_sentences(result), *told(result)],
+        own_cost=own_cost,
         width=charts.WIDTH,
         height=charts.HEIGHT,
         style=Markup(_asset("page.css")),

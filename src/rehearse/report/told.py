@@ -16,14 +16,13 @@ def searches(result: Result) -> dict[str, Mapping[str, Any]]:
 
 
 def told(result: Result) -> list[str]:
-    """Everything, one sentence each."""
-    about = (own_sentences, memory_sentences, search_sentences, treatment_sentences)
-    return [sentence for of in about for sentence in of(result)]
+    """All of it, one sentence each."""
+    return [*memory_sentences(result), *search_sentences(result), *treatment_sentences(result)]
 
 
 def own_sentences(result: Result) -> Iterator[str]:
     """What the method measured of itself on the test sets, at the end."""
-    measured = {name: value for name, value in (result["extra"] or [{}])[-1].items() if value is not None}
+    measured = {name: value for name, value in (result.get("extra") or [{}])[-1].items() if value is not None}
     if measured:
         numbers = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items())
         yield f"on the tests of all tasks, at the end: {numbers}"
@@ -54,15 +53,15 @@ def treatment_sentences(result: Result) -> Iterator[str]:
 def search_sentences(result: Result) -> Iterator[str]:
     """One sentence for each search of a run, with the means before and after it."""
     for name, found in searches(result).items():
-        told = [
+        moved = [
             f"{what} {found[f'{what}_before']:.3g} → {found[f'{what}_after']:.3g}"
             for what in MEASURES
             if found.get(f"{what}_before") is not None and found.get(f"{what}_after") is not None
         ]
         counts = f"{found['searches']:,} searches, {found['fallbacks']:,} fell back to {_instead(name)}"
-        yield f"search{f' for the {name}' if name else ''}: " + "; ".join(
-            [counts, *([", ".join(told)] if told else [])]
-        )
+        some = found.get("measured", found["searches"]) != found["searches"]
+        means = f"of {found['measured']:,} of them {', '.join(moved)}" if some else ", ".join(moved)
+        yield f"search{f' for the {name}' if name else ''}: " + "; ".join([counts, *([means] if moved else [])])
 
 
 def fallback_sentences(results: Iterable[Result]) -> Iterator[str]:
