@@ -68,7 +68,7 @@ def run(
     task_free: Annotated[bool, typer.Option("--task-free", help="Hide the tasks from the learner.")] = False,
     samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
     tasks: Annotated[
-        int | None, typer.Option(help="Tasks that the classes are divided into; default: the paper's.")
+        int | None, typer.Option(help="Tasks to divide the classes into, or permutations; default: the paper's.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows that arrive together (10).")] = None,
     split_seed: Annotated[

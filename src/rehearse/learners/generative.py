@@ -17,13 +17,7 @@ from ..latent import Elbo
 from ..losses import CrossEntropy, soft_cross_entropy, soft_cross_entropy_with_gradient
 from ..parts import buffer_copies
 from .base import Learner
-from .checks import (
-    check_not_negative,
-    check_positive,
-    check_second,
-    check_switches,
-    one_tensor,
-)
+from .checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
 from .generative_objectives import classifier_objective, generator_objective
 from .generative_parts import Imagined, Retrieved, asked, check_generator, naming_the_search
 from .generative_retrieval import LatentRetrieval, check_retrievals

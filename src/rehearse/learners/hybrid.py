@@ -47,7 +47,7 @@ class AutoencoderReplay(Learner):
     with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each epoch
     or each task (``refresh``), every code is read with the old autoencoder and written with the new one. Without
     `begin_task`, or without tasks, it takes ``autoencoder_epochs`` steps on each batch as it comes, and the codes are
-    brought up to date after 1, 2, 4, … and then every ``refresh_every`` batches.
+    brought up to date after 2, 4, 8, … and then every ``refresh_every`` batches.
 
     ``autoencode_incoming`` and ``autoencode_test`` say whether the classifier sees what arrives, and what it is asked
     about, through the autoencoder; ``autoencode_virtual`` the same for the batch of the foreseen step. Incoming and

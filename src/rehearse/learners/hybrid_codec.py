@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ..compute import scoring_mode
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..parts import Substitutes, buffer_copies, load_unsaved, unsaved_copies
-from .snapshots import frozen_copy
+from ..parts import Substitutes, buffer_copies
+from .snapshots import frozen_copy, load_network, network_state
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]
@@ -114,17 +114,15 @@ class Codec:
         return sum(value.numel() * value.element_size() for value in held)
 
     def state_dict(self) -> dict[str, Any]:
-        weights = {name: value.clone() for name, value in self.autoencoder.state_dict().items()}
         numbers = {"low": self.low.clone(), "step": self.step.clone()}
         kinds = {"codes": self.codes, "statistics": self.statistics}
-        return {"autoencoder": weights, "buffers": unsaved_copies(self.autoencoder), **numbers, **kinds}
+        return {"autoencoder": network_state(self.autoencoder), **numbers, **kinds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, own in (("codes", self.codes), ("statistics", self.statistics)):
             if state[name] != own:
                 raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
-        self.autoencoder.load_state_dict(state["autoencoder"])
-        load_unsaved(self.autoencoder, state["buffers"])
+        load_network(self.autoencoder, state["autoencoder"])
         device = next(self.autoencoder.parameters()).device
         self.low, self.step = state["low"].clone().to(device), state["step"].clone().to(device)
 

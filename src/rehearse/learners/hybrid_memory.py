@@ -131,7 +131,7 @@ class CodedMemory:
         return passed + 2 * len(x)
 
     def update_if_due(self, x: Tensor) -> Update | None:
-        """Where nobody has trained the autoencoder ahead it has moved: after 1, 2, 4, … and then every so many batches
+        """Where nobody has trained the autoencoder ahead it has moved: after 2, 4, 8, … and then every so many batches
         codes are brought up to date, if there are any."""
         batches, every = self.unprepared_batches + 1, self.schedule.refresh_every
         if len(self.memory) and (batches % every == 0 or (batches < every and batches & (batches - 1) == 0)):

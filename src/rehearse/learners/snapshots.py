@@ -27,18 +27,15 @@ class PreviousClassifier:
         return cls(frozen_copy(classifier))
 
     def state_dict(self) -> dict[str, Any]:
-        weights = {name: value.clone() for name, value in self.network.state_dict().items()}
-        return {"weights": weights, "buffers": unsaved_copies(self.network)}
+        return network_state(self.network)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Into a copy of the present classifier, whose head may have grown since."""
-        weights = state["weights"]
         if outputs(self.network):
             name, head = find_head(self.network)
-            saved = weights.get(f"{name}.weight" if name else "weight", head.weight)
+            saved = state["weights"].get(f"{name}.weight" if name else "weight", head.weight)
             resize(self.network, torch.optim.SGD(self.network.parameters()), len(saved))
-        self.network.load_state_dict(weights)
-        load_unsaved(self.network, state["buffers"])
+        load_network(self.network, state)
 
 
 @dataclass(frozen=True)
@@ -55,14 +52,12 @@ class Snapshot:
     def state_dict(self) -> dict[str, Any]:
         return {
             "classifier": PreviousClassifier(self.classifier).state_dict(),
-            "generator": {name: value.clone() for name, value in self.generator.state_dict().items()},
-            "generator_buffers": unsaved_copies(self.generator),
+            "generator": network_state(self.generator),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         PreviousClassifier(self.classifier).load_state_dict(state["classifier"])
-        self.generator.load_state_dict(state["generator"])
-        load_unsaved(self.generator, state["generator_buffers"])
+        load_network(self.generator, state["generator"])
 
 
 def frozen_copy(network: nn.Module) -> nn.Module:
@@ -70,20 +65,27 @@ def frozen_copy(network: nn.Module) -> nn.Module:
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
+def network_state(network: nn.Module) -> dict[str, Any]:
+    """A network as it is now, with the buffers that torch does not save."""
+    weights = {name: value.clone() for name, value in network.state_dict().items()}
+    return {"weights": weights, "buffers": unsaved_copies(network)}
+
+
+def load_network(network: nn.Module, state: dict[str, Any]) -> None:
+    """Take back what `network_state` gave."""
+    network.load_state_dict(state["weights"])
+    load_unsaved(network, state["buffers"])
+
+
 def trained_state(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """A network with its optimiser, as they are now."""
-    return {
-        "weights": {name: value.clone() for name, value in network.state_dict().items()},
-        "buffers": unsaved_copies(network),
-        "optimizer": copy.deepcopy(optimizer.state_dict()),
-        "optimizer_kind": type(optimizer).__name__,
-    }
+    kind = {"optimizer_kind": type(optimizer).__name__}
+    return {**network_state(network), "optimizer": copy.deepcopy(optimizer.state_dict()), **kind}
 
 
 def load_trained(network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Take back what `trained_state` gave."""
-    network.load_state_dict(state["weights"])
-    load_unsaved(network, state["buffers"])
+    load_network(network, state)
     check_optimizer_fits(state["optimizer"], optimizer, state["optimizer_kind"])
     optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
 
