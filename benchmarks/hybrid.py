@@ -13,10 +13,13 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elsewhere import Elsewhere
 from literal_hybrid import LiteralHybrid
@@ -42,8 +45,18 @@ of those within a turn, with the lowest and the highest. A step and a task are t
 from the steps: 975 batches a task, the first of five tasks without memories, and no evaluation. The literal version
 trains the autoencoder in four epochs, and in the fifth inside the classifier's step; ours in five, before. What ours
 does once an epoch, reading codes ahead and bringing them up to date, is in no row; nor is the latter for the literal
-version. There is one part for each kind of processor that has been at hand.
+version. *Its kernels alone* is about the least that these calls can take: the convolutions and batch-norms of our
+steps, each called again by itself with the same tensors, as if nothing else took time. There is one part for each kind
+of processor that has been at hand.
 """
+aten = torch.ops.aten
+KERNELS = (
+    aten.convolution,
+    aten.convolution_backward,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten.native_batch_norm_backward,
+)
 
 
 def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -83,6 +96,32 @@ class Ours:
 
     def classifier_step(self, x: Tensor, y: Tensor) -> None:
         self.learner.observe(x, y, self.task)
+
+
+class Kernels(TorchDispatchMode):
+    """Convolutions and batch-norms that were called while it was on, to be called again without all that is between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = partial(func, *args, **kwargs or {})
+        if func.overloadpacket in KERNELS:
+            self.calls.append(call)
+        return call()
+
+    @classmethod
+    def of(cls, step: Callable[..., None], *batch: Tensor) -> Kernels:
+        step(*batch)  # the first measures what a search does, which few of them do
+        with cls() as kernels:
+            step(*batch)
+        return kernels
+
+    @torch.no_grad()
+    def again(self) -> None:
+        for call in self.calls:
+            call()
 
 
 def literal(search: bool) -> LiteralHybrid:
@@ -130,19 +169,26 @@ def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
             [(real, y, task)] * n, "training_epoch_step"
         )
         turns[f"ours classifier {when}"] = lambda n, ours=ours: seconds_here(ours.classifier_step, [(x, y)] * n)
+        twin = Ours(method, precision, full=when == "later")  # calling its kernels again moves its statistics
+        for what, step, batch in (
+            ("autoencoder", twin.autoencoder_step, (x,)),
+            ("classifier", twin.classifier_step, (x, y)),
+        ):
+            kernels = Kernels.of(step, *batch)
+            turns[f"kernels {what} {when}"] = lambda n, kernels=kernels: seconds_here(kernels.again, [()] * n)
         turns[f"literal classifier {when}"] = lambda n, task=task: theirs.seconds(
             [(real, y, task)] * n, "last_epoch_step"
         )
     times = measured(turns, repeats, steps)
     seconds = {
         (who, what): Seconds(times[f"{who} {what} later"], times[f"{who} {what} first"])
-        for who in ("ours", "literal")
+        for who in ("ours", "literal", "kernels")
         for what in ("autoencoder", "classifier")
     }
-    runs = {"ours": [], "literal": []}
+    runs: dict[str, list[float]] = {"ours": [], "literal": [], "kernels": []}
     for turn in range(repeats):
         # the literal fifth epoch has the autoencoder's step inside its classifier's
-        for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1)):
+        for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1), ("kernels", EPOCHS)):
             autoencoder = seconds[who, "autoencoder"].of_run(epochs * BATCHES, turn)
             runs[who].append(autoencoder + seconds[who, "classifier"].of_run(BATCHES, turn))
     start, lines = f"| {method} | {precision} |", []
@@ -153,8 +199,10 @@ def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
         tasks = [[each * epoch * BATCHES for each in ours] for ours, epoch in zip((mine, other), epochs, strict=True)]
         one, two = map(_middle, tasks)
         lines.append(f"{start} {what}, a task | {one:.0f} s | {two:.0f} s | {_ratio(tasks[1], tasks[0])} |")
-    mine, other = runs["ours"], runs["literal"]
-    return [*lines, f"{start} a run | {_middle(mine):.0f} s | {_middle(other):.0f} s | {_ratio(other, mine)} |"]
+    other = runs["literal"]
+    for what, mine in (("a run", runs["ours"]), ("a run, its kernels alone", runs["kernels"])):
+        lines.append(f"{start} {what} | {_middle(mine):.0f} s | {_middle(other):.0f} s | {_ratio(other, mine)} |")
+    return lines
 
 
 def _middle(seconds: list[float]) -> float:

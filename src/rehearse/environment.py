@@ -27,6 +27,7 @@ def environment() -> dict[str, Any]:
         "numpy": np.__version__,
         "system": platform.system(),
         "processor": processor(),
+        "processor_model": processor_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
@@ -34,12 +35,23 @@ def environment() -> dict[str, Any]:
 
 def processor() -> str:
     """The processor's own name, as far as the system tells it."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def processor_model() -> str | None:
+    """Its family and model: processors of one name may differ by half in speed, though they round alike."""
+    family, model = _told("cpu family"), _told("model")
+    return f"family {family}, model {model}" if family and model else None
+
+
+def _told(what: str) -> str | None:
+    """What the system tells of its first processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+        return None
+    entries = (line.partition(":") for line in lines)
+    return next((value.strip() for name, _, value in entries if name.strip() == what), None)
 
 
 def peak_memory() -> int:

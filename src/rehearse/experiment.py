@@ -61,6 +61,8 @@ class Settings:
     checkpoint_seconds: float = 30.0
     checkpoint_steps: int | None = None
     trace: bool = False
+    seen_only: bool = False
+    """After each task evaluate the tasks so far alone: no metric reads the accuracy on those to come."""
     preparations: Path | None = None
     """Where runs leave what they prepare before a task, for others that would prepare the same."""
     on_task_end: Callable[[Run, Batch, Step, Path], None] | None = None
@@ -258,7 +260,7 @@ class Run:
         started = time.perf_counter()
         row = self.row(batch)
         for name, tasks in self.stream.evaluation.items():
-            for column, rows in enumerate(tasks):
+            for column, rows in enumerate(tasks[: row + 1] if self.settings.seen_only else tasks):
                 self.matrices[name][row, column] = _accuracy(self.learner.predict, rows)
         self.extra[row] = self._extra_metrics(row)
         self.evaluation_seconds += time.perf_counter() - started

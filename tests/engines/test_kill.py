@@ -26,7 +26,7 @@ from rehearse.experiment import Settings, with_precision
 from rehearse.methods import resolve
 from rehearse.spec import Spec
 
-SAMPLES = 300
+SAMPLES = 600  # so many that no processor gets to the end between the kills
 KILLED_GROUPS, KILLED_WORKERS = 2, 9
 SETTINGS = Settings(checkpoint_steps=3)
 
@@ -43,7 +43,7 @@ def kill_after_progress(checkpoint: Path, kill: Callable[[], None], chance: rand
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
-                time.sleep(chance.uniform(0, 0.1))
+                time.sleep(chance.uniform(0, 0.05))
                 kill()
                 return
             time.sleep(0.001)

@@ -19,7 +19,7 @@ PNG = bytes.fromhex(
 def matrix_of(final: float, lost: float, seed: int) -> list[list[float | None]]:
     """Tasks end at about ``final`` after losing ``lost``, moved a little by the seed."""
     shift = 0.01 * seed
-    matrix: list[list[float | None]] = [[0.1] * TASKS for _ in range(TASKS)]
+    matrix: list[list[float | None]] = [[None] * TASKS for _ in range(TASKS)]
     for learned in range(TASKS):
         for tested in range(learned + 1):
             share = (learned - tested) / (TASKS - 1)

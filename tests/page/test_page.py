@@ -90,7 +90,7 @@ def chart_values(browser, kind, label):
 
 def matrices(place, method):
     return [
-        np.array(each.result["matrices"]["test"])
+        np.array(each.result["matrices"]["test"], dtype=float)
         for each in find_runs([], place / "runs")
         if each.spec.method == method
     ]
@@ -158,14 +158,19 @@ def test_the_heat_maps_have_the_data(browser, place):
         "return [...document.querySelectorAll('.heats figure')].map(each => [each.querySelector('h4').textContent,"
         "[...each.querySelectorAll('.mark')].map(mark => Number(mark.dataset.value)),"
         "[...each.querySelectorAll('.mark text')].map(text => Number(text.textContent)),"
-        "[...each.querySelectorAll('rect')].map(rect => Number(getComputedStyle(rect).fillOpacity))])",
+        "[...each.querySelectorAll('.mark[data-value] rect')].map(rect => Number(getComputedStyle(rect).fillOpacity))])",
     )
     assert [name for name, *_ in maps] == ["finetune", "er", "er-mir"]
     for name, values, texts, opacities in maps:
         expected = np.mean(matrices(place, name), axis=0).ravel()
-        assert values == pytest.approx(expected, abs=1e-4)
-        assert texts == pytest.approx(100 * expected, abs=0.51)
-        assert opacities == pytest.approx(0.03 + 0.97 * expected, abs=2e-3)
+        known = np.isfinite(expected)
+        assert [value is not None for value in values] == known.tolist(), "tasks to come were not measured"
+        for shown, wanted, within in (
+            ([value for value in values if value is not None], expected, 1e-4),
+            (texts, 100 * expected, 0.51),
+            (opacities, 0.03 + 0.97 * expected, 2e-3),
+        ):
+            assert shown == pytest.approx(wanted[known], abs=within)
 
 
 def test_headings_sort_both_ways_by_mouse_and_by_keyboard(browser, place):

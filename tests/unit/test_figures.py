@@ -84,7 +84,7 @@ def test_what_was_not_run_is_a_gap_and_one_seed_has_no_interval() -> None:
     figure = Figure()
     by_codes(outcome(target, Results(results)), figure)
     accuracy = figure.axes[0]
-    container, other = accuracy.containers
+    container, other, _ = accuracy.containers
     assert other.get_label() == "AE-MIR (not run)"
     assert np.isnan(np.array(other.lines[0].get_ydata(), dtype=float)).all()
     assert container.get_label() == "AE-Random (n = 3, 0, 1)"

@@ -393,7 +393,9 @@ def test_a_difference_is_of_one_precision_where_both_have_one(shared: str, elsew
     far = [one for one in target.entries if one.column == "10,000 codes"] if "row" in elsewhere else []
     results += [in_precision(one, other, 0.5, **version) for one in far]
     found = outcome(target, Results(results))
-    near = [one for one in found.differences if one.metric == "accuracy" and one.column == random.column]
+    near = [
+        one for one in found.differences if (one.metric, one.later, one.column) == ("accuracy", mir.row, mir.column)
+    ]
     assert [difference.ours.mean for difference in near] == [pytest.approx(0.01)]
 
 

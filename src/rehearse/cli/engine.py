@@ -28,6 +28,13 @@ Address = Annotated[
 ]
 DataDir = Annotated[str | None, typer.Option(help="Where data sets are.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+SeenOnly = Annotated[
+    bool,
+    typer.Option(
+        "--seen-only",
+        help="After each task evaluate the tasks so far alone: no metric reads the others.",
+    ),
+]
 
 
 def engine_events(

@@ -37,7 +37,18 @@ from ..report.reproduction import (
 )
 from ..spec import Spec
 from .console import errors, output, tell_damaged
-from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
+from .engine import (
+    Address,
+    CheckpointSeconds,
+    DataDir,
+    Engine,
+    Jobs,
+    Out,
+    SeenOnly,
+    engine_events,
+    follow,
+    report_failures,
+)
 
 PICTURES = "pictures"  # where runs that draw are, within OUT
 
@@ -75,6 +86,7 @@ def reproduce(
     address: Address = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = 30.0,
+    seen_only: SeenOnly = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the published numbers.
 
@@ -92,7 +104,7 @@ def reproduce(
         return
     failed: list[Failed] = []
     if from_results is None:
-        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds, seen_only=seen_only)
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
         earlier = Results(_counting(precision, results_in([out], tell_damaged)))
         tried = {event.spec.key for event in failed}

@@ -26,7 +26,18 @@ from ..report.told import fallback_sentences, told
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
 from .console import errors, output
-from .engine import Address, CheckpointSeconds, DataDir, Engine, Jobs, Out, engine_events, follow, report_failures
+from .engine import (
+    Address,
+    CheckpointSeconds,
+    DataDir,
+    Engine,
+    Jobs,
+    Out,
+    SeenOnly,
+    engine_events,
+    follow,
+    report_failures,
+)
 
 DEFAULT_METHODS = ("er", "er-mir")
 SEEDS = 5
@@ -107,6 +118,7 @@ def run(
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
     checkpoint_seconds: CheckpointSeconds = 30.0,
+    seen_only: SeenOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
     """Run one or several methods on a stream, over seeds, and compare them.
@@ -168,6 +180,7 @@ def run(
         device=device,
         trace=trace,
         checkpoint_seconds=checkpoint_seconds,
+        seen_only=seen_only,
         on_task_end=draw_task if images else None,
     )
     everything = [one for group in specs.values() for one in group]

@@ -15,6 +15,7 @@ from .published import Cell
 from .target import Entry, Target
 
 Result = Mapping[str, Any]
+CONDITION = "condition"  # of the run that a treatment is of
 Judgement = Verdict | Literal["not run", "not available", "stale"]
 
 
@@ -55,7 +56,7 @@ class Results:
         if entry.treatment is None:
             return found
         treated = {
-            seed: {**result, **result["treatments"][entry.treatment]}
+            seed: {**result, **result["treatments"][entry.treatment], CONDITION: condition(result)}
             for seed, result in found.items()
             if _tells(result, entry.treatment)
         }
@@ -99,8 +100,8 @@ class Line:
     cpu_seconds: float | None = None
     precisions: tuple[str, ...] = ()
     undefined: int = 0
-    processors: tuple[str, ...] = ()
-    """The kinds that the runs were made on: CPU seconds of different ones do not compare."""
+    conditions: tuple[str, ...] = ()
+    """On which kinds of processors the runs were made, and what they evaluated: CPU seconds compare under the same."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,8 @@ class Difference:
     column: str
     metric: str
     ours: Summary
+    crossed: int = 0
+    """Seeds whose two runs were made on different kinds of processors, where the same seed is not the same run."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +161,25 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     costs = [cpu_seconds(result) for result in runs.values()]
     precisions = tuple(sorted({precision_of(Spec.from_dict(result["spec"])) for result in runs.values()}))
     undefined = len(runs) - len(values) if values else 0
-    processors = tuple(sorted({_processor(result) for result in runs.values()}))
-    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined, processors)
+    conditions = tuple(sorted({condition(result) for result in runs.values()}))
+    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined, conditions)
 
 
 def _processor(result: Result) -> str:
+    """What decides how a run rounds."""
     place = result["environment"]
     return f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}"
+
+
+def condition(result: Result) -> str:
+    """On which processor a run was made, and what it evaluated; a treatment of it has been told."""
+    if CONDITION in result:
+        return str(result[CONDITION])
+    matrix = result["matrices"]["test"]
+    ahead = any(entry is not None for task, row in enumerate(matrix) for entry in row[task + 1 :])
+    model = result["environment"].get("processor_model")
+    words = [_processor(result), *([model] if model else []), *(["tasks to come evaluated too"] if ahead else [])]
+    return ", ".join(words)
 
 
 def _differences(target: Target, results: Results, seeds: int | None) -> Iterable[Difference]:
@@ -177,7 +192,8 @@ def _differences(target: Target, results: Results, seeds: int | None) -> Iterabl
         for metric in target.metrics:
             a, b = (values_of({seed: pair[side] for seed, pair in pairs.items()}, metric) for side in (0, 1))
             if a.keys() & b.keys():
-                yield Difference(later, earlier, where, metric, paired_difference(a, b))
+                crossed = sum(_processor(one) != _processor(two) for one, two in pairs.values())
+                yield Difference(later, earlier, where, metric, paired_difference(a, b), crossed)
 
 
 def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
@@ -186,21 +202,30 @@ def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
     return {seed: value for seed, value in values.items() if value is not None}
 
 
-# What a search in latent space measured of itself, in the report of a run.
-SEARCHED = {
-    f"{network} {what} {when}": (network, f"{what}_{when}")
+# What a search in latent space measured of itself, by where that stands in the report of a run.
+MOMENTS = ("before", "after")
+SEARCHED_GENERATOR = {
+    f"{network} {what} {when}": ("search", network, f"{what}_{when}")
     for network in ("classifier", "generator")
     for what in ("interference", "entropy")
-    for when in ("before", "after")
+    for when in MOMENTS
 }
+SEARCHED_CODES = {
+    f"search {what} {when}": ("search", f"{what}_{when}") for what in ("objective", "interference") for when in MOMENTS
+}
+SEARCHED: Mapping[str, tuple[str, ...]] = {**SEARCHED_GENERATOR, **SEARCHED_CODES}
+# target -> what its search is there to raise, a metric but for the moment
+SOUGHT: Mapping[str, str] = {"controls-generative": "classifier interference", "controls-hybrid": "search objective"}
 
 
 def _value(result: Result, metric: str) -> float | None:
     if metric not in SEARCHED:
         value: float | None = result["metrics"].get(metric)
         return value
-    network, name = SEARCHED[metric]
-    measured: float | None = result["report"].get("search", {}).get(network, {}).get(name)
+    found: Any = result["report"]
+    for name in SEARCHED[metric]:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    measured: float | None = found
     return measured
 
 

@@ -185,7 +185,8 @@ def heat_map(row: Row) -> HeatMap:
     cells = []
     for learned in range(tasks):
         for tested in range(tasks):
-            numbers = summary(row.matrices[:, learned, tested])
+            known = row.matrices[:, learned, tested]
+            numbers = summary(known[np.isfinite(known)] if tested > learned else known)  # of those that were asked
             where = f"{row.label}, after task {learned + 1}, on task {tested + 1}"
             if np.isnan(numbers.mean):
                 cells.append(Cell(learned, tested, None, "", f"{where}\nnot measured"))

@@ -58,6 +58,7 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
         "forward_passes": mean("forward_passes"),
         "precisions": sorted({precision_of(Spec.from_dict(result["spec"])) for result in results}),
         "runs": [result["key"] for result in results],
+        "reports": {result["key"]: result["report"] for result in results if result.get("report")},
     }
 
 

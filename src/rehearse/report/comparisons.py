@@ -11,6 +11,7 @@ from ..statistics import Summary
 from .reproduction import number
 from .tables import UNDEFINED
 
+CROSSED = ", ×"  # some of its pairs were run on two kinds of processors
 Verdict = Literal["ahead", "behind", "open", "not run", "not available"]
 
 
@@ -71,5 +72,5 @@ def once(compared: Iterable[Comparison]) -> list[Comparison]:
 def difference_of(comparison: Comparison, metric: str) -> str:
     if metric not in comparison.found:
         return UNDEFINED
-    ours = comparison.found[metric].ours
-    return f"{number(ours, metric, sign=True)} (n = {ours.n})"
+    found = comparison.found[metric]
+    return f"{number(found.ours, metric, sign=True)} (n = {found.ours.n}{CROSSED if found.crossed else ''})"

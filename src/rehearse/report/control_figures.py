@@ -7,7 +7,7 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from ..paper.outcome import Outcome, cpu_seconds, values_of
+from ..paper.outcome import MOMENTS, SOUGHT, Outcome, cpu_seconds, values_of
 from ..paper.targets import PARTS
 from ..statistics import Summary, summary
 
@@ -100,7 +100,7 @@ def _side_by_side(outcome: Outcome, figure: Any, line: str) -> None:
 def against_cost(outcome: Outcome, figure: Any) -> None:
     """Accuracy against the CPU seconds of a run; the line is what ER-MIR costs."""
     columns = [column for column in _columns(outcome) if any(outcome.runs[row, column] for row in _rows(outcome))]
-    figure.set_size_inches(3.2 * len(columns) + 1.0, 2.8)
+    figure.set_size_inches(2.8 * len(columns) + 1.8, 2.8)
     looks = _looks(_rows(outcome))
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         for row, (colour, marker) in looks.items():
@@ -116,16 +116,17 @@ def against_cost(outcome: Outcome, figure: Any) -> None:
         axes.set_xlabel("CPU seconds a run")
         axes.set_ylabel("accuracy (%)")
         axes.set_title(column, fontsize=8)
-        axes.legend(loc="best")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside right center"
+    )  # columns are ways to ask the same runs
 
 
 def by_row(outcome: Outcome, figure: Any) -> None:
     """A line for each row: accuracy, forgetting, and where there was a search what it did to interference."""
     rows = _rows(outcome)
-    searched = any(_measured(outcome, row, _columns(outcome)[0], AFTER).n for row in rows)
+    sought, (column,) = SOUGHT.get(outcome.target.name), _columns(outcome)
     figure.set_size_inches(6.5, 0.9 + 0.26 * len(rows))
-    panels = figure.subplots(1, 3 if searched else 2, sharey=True)
-    (column,) = _columns(outcome)
+    panels = figure.subplots(1, 3 if sought else 2, sharey=True)
     for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=False):
         points = [_measured(outcome, row, column, metric) for row in rows]
         heights = [height for height, point in enumerate(points) if point.n]
@@ -135,20 +136,17 @@ def by_row(outcome: Outcome, figure: Any) -> None:
             color=LOOKS[0][0], marker="o", linestyle="none", capsize=2,
         )  # fmt: skip
         axes.set_xlabel(f"{metric} (%)")
-    if searched:
-        _arrows(outcome, panels[2], rows, column)
+    if sought:
+        _arrows(outcome, panels[2], rows, column, sought)
     panels[0].set_yticks(range(len(rows)), [f"{row} (n = {len(outcome.runs[row, column])})" for row in rows])
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     for axes in panels:
         axes.grid(axis="y", visible=False)
 
 
-BEFORE, AFTER = "classifier interference before", "classifier interference after"
-
-
-def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str) -> None:
+def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str, sought: str) -> None:
     for height, row in enumerate(rows):
-        before, after = (_measured(outcome, row, column, metric) for metric in (BEFORE, AFTER))
+        before, after = (_measured(outcome, row, column, f"{sought} {when}") for when in MOMENTS)
         if before.n and after.n:
             axes.plot([before.mean], [height], color="#999999", marker="o", linestyle="none")
             axes.annotate(
@@ -156,7 +154,7 @@ def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str) -> No
                 arrowprops={"arrowstyle": "->", "color": LOOKS[1][0], "linewidth": 1.2},
             )  # fmt: skip
             axes.plot([after.mean], [height], color=LOOKS[1][0], marker=".", linestyle="none")
-    axes.set_xlabel("interference, before → after (nats)")
+    axes.set_xlabel(f"{sought}, before → after")
 
 
 Draw = Callable[[Outcome, Any], None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..paper.outcome import SEARCHED, Outcome
+from ..paper.outcome import MOMENTS, SEARCHED, Outcome
 from ..paper.targets import PARTS
 from .comparisons import comparisons, difference_of
-from .plain_words import SHOWN, practitioner, researcher
+from .plain_words import SHOWN, every_retrieval, practitioner, researcher
 from .reproduction import (
     FORGETTING,
     OURS,
@@ -41,10 +41,12 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
         "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
         "Numbers are in per cent (what a search measures of itself in nats), differences in points, seed by seed on "
-        f"the same seeds; {OURS}; {FORGETTING}. {SETTLING}",
+        f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} ×: some of the pairs were run on two kinds of processors, "
+        "which round differently, so that one seed is two runs there: the interval holds, the pairing helps less.",
         "## In plain words",
         researcher(outcomes, compared),
         practitioner(compared),
+        every_retrieval(compared),
     ]
     known = {one.target.name: one for one in outcomes}
     for part, names in PARTS.items():
@@ -61,6 +63,9 @@ def section(outcome: Outcome, figure: str | None) -> str:
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
     parts += [PRECISION] if tells_precision(outcome) else []
+    conditions = sorted({condition for line in outcome.lines for condition in line.conditions})
+    if len(conditions) > 1:
+        parts.append(f"*CPU s a run* do not compare between runs that were made on {'; on '.join(conditions)}.")
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",
@@ -79,8 +84,8 @@ def section(outcome: Outcome, figure: str | None) -> str:
 def _results(outcome: Outcome) -> str:
     """One line for each place of the target; what a search measured stands as before → after."""
     lines = {(line.entry.row, line.entry.column, line.metric): line for line in outcome.lines}
-    searched = [name.removesuffix(" before") for name in SEARCHED if name.endswith("before")]
-    searched = [name for name in searched if f"{name} before" in outcome.target.metrics]
+    searched = list(dict.fromkeys(m.rpartition(" ")[0] for m in outcome.target.metrics if m in SEARCHED))
+    shown = [metric for metric in outcome.target.metrics if metric not in SEARCHED]
     rows = []
     for entry in outcome.target.entries:
         place = (entry.row, entry.column)
@@ -93,9 +98,10 @@ def _results(outcome: Outcome) -> str:
         n = len(outcome.runs[place])
         state = str(n) if n else accuracy.judgement
         seconds = plain_number(accuracy.cpu_seconds)
-        moved = [(cell(f"{name} before"), cell(f"{name} after")) for name in searched]
+        moved = [[cell(f"{name} {when}") for when in MOMENTS] for name in searched]
         searches = [UNDEFINED if UNDEFINED in both else " → ".join(both) for both in moved]
         precision = [precision_words(accuracy)] if tells_precision(outcome) else []
-        rows.append([*place, *(cell(metric) for metric in SHOWN), *searches, state, seconds, *precision])
-    head = ["", "", *SHOWN, *searched, "n", "CPU s a run", *(["precision"] if tells_precision(outcome) else [])]
+        rows.append([*place, *(cell(metric) for metric in shown), *searches, state, seconds, *precision])
+    names = [metric.replace("_", " ") for metric in shown]
+    head = ["", "", *names, *searched, "n", "CPU s a run", *(["precision"] if tells_precision(outcome) else [])]
     return markdown_table(head, rows, right=2)

@@ -18,7 +18,8 @@ from .control_figures import CONTROL_FIGURES
 LOOKS = {
     "ER": ("#0072B2", "o"), "ER-MIR": ("#D55E00", "s"), "GEM": ("#009E73", "^"), "GEN": ("#56B4E9", "D"),
     "GEN-MIR": ("#CC79A7", "v"), "AE-Random": ("#0072B2", "o"), "AE-MIR": ("#D55E00", "s"),
-    "- test AE": ("#009E73", "^"), "- train & test AE": ("#CC79A7", "v"),
+    "AE-MIR, ten codes ten times": ("#E69F00", "D"), "- test AE": ("#009E73", "^"),
+    "- train & test AE": ("#CC79A7", "v"),
 }  # fmt: skip
 STYLE = {
     "font.size": 8, "axes.labelsize": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7,

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..learners import Replay
 from ..paper.controls import SMALLER
-from ..paper.outcome import Line, Outcome, values_of
+from ..paper.outcome import MOMENTS, SOUGHT, Line, Outcome, values_of
 from ..paper.targets import PARTS
 from ..statistics import paired_difference
-from .comparisons import Comparison, Verdict, difference_of, once
+from .comparisons import Comparison, Verdict, difference_of, once, side
 from .reproduction import markdown_table, number, settling
 from .tables import UNDEFINED
 
-BEFORE = "classifier interference before"
 SHOWN = ("accuracy", "forgetting")
+RUN: tuple[Verdict, ...] = ("ahead", "behind", "open")  # the verdicts on what was run
+ABOUT = 1.05  # times the cost is the same cost
 
 
 def _treated(treatment: str, other: str = "published") -> tuple[tuple[str, str], ...]:
@@ -36,47 +37,91 @@ SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
     'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"),),
     "Group-norm in the place of batch-norm": (("group-norm", "published"),),
     "More updates for each batch, plain replay": tuple((f"ER, {n} updates", "ER") for n in (2, 3)),
-    "More recalled memories in each, plain replay": tuple((f"ER, {n} recalled", "ER") for n in (20, 30, 40, 50, 100)),
+    "More recalled memories in each, plain replay": tuple((f"ER, {n} recalled", "ER") for n in (20, 30, 50, 100)),
     "The asymmetric loss (`er-ace`)": (("er-ace", "er"),),
     "Stored scores as targets (`der`)": (("der", "er"),),
     "Recall memories of the current task too": tuple(
         (f"{stream}, recalled too", f"{stream}, left out") for stream in ("Split", "Permuted")
     ),
+    "In a memory of codes, search for the interfered ones (`CodeSearch`)": (("AE-MIR", "AE"),),
+    'Keep codes of 8 bits, four times as many (`codes="uint8"`)': (("AE, 8-bit codes", "AE"),),
 }
 
 
 def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
     """What the retrieval adds on top of each control."""
-    tried = once(comparison for comparison in compared if comparison.retrieval)
-    accuracy = Counter(comparison.verdict() for comparison in tried)
-    forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in tried)
-    run = sum(accuracy[verdict] for verdict in ("ahead", "behind", "open"))
-    rows = [
-        [
-            comparison.target.removeprefix("controls-"),
-            f"{comparison.later} − {comparison.earlier}",
-            comparison.where,
-            *(difference_of(comparison, metric) for metric in SHOWN),
-            _told(comparison),
-        ]
-        for comparison in tried
-        if "accuracy" in comparison.found
-    ]
+    tried = [comparison for comparison in compared if comparison.retrieval]
+    counted = once(tried)
+    accuracy = Counter(comparison.verdict() for comparison in counted)
+    forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in counted)
+    run = sum(accuracy[verdict] for verdict in RUN)
     return "\n\n".join(
         (
             "### For a researcher: what the retrieval adds",
-            "Each line holds an interfered retrieval against the same method with the same settings and a random one, "
-            "seed by seed. A comparison is "
+            "Each comparison holds an interfered retrieval against the same method with the same settings and a random "
+            "one, seed by seed. It is "
             "settled where the whole 95 % interval lies on one side of zero; anything else is open, whatever its mean. "
             "Of twenty comparisons in which there is nothing to be found, one will look settled by chance.",
             f"By accuracy, of {run} comparisons that were run {accuracy['ahead']} are settled for the retrieval, "
             f"{accuracy['behind']} against it, and {accuracy['open']} are open. By forgetting, {forgetting['ahead']} "
             f"are settled for it, {forgetting['behind']} against it, and {forgetting['open']} are open. "
-            f"{len(tried) - run} more stand below and have not been run.",
-            markdown_table(["control", "", "where", *SHOWN, "verdict on accuracy"], rows, right=3),
+            f"{len(counted) - run} more have not been run. In points of accuracy, control by control (what several "
+            "controls share is told in each, and counted once above):",
+            "\n".join(_by_part(tried)),
             *(sentence for one in outcomes for sentence in (*equal_cost(one), *searched(one))),
         )
     )
+
+
+def every_retrieval(compared: Sequence[Comparison]) -> str:
+    """The comparisons behind the researcher's words, one line each."""
+    rows = [
+        [
+            _control(comparison),
+            f"{comparison.later} − {comparison.earlier}",
+            comparison.where,
+            *(difference_of(comparison, metric) for metric in SHOWN),
+            _told(comparison),
+        ]
+        for comparison in once(comparison for comparison in compared if comparison.retrieval)
+        if "accuracy" in comparison.found
+    ]
+    table = markdown_table(["control", "", "where", *SHOWN, "verdict on accuracy"], rows, right=3)
+    return f"### Every comparison of retrievals that was run\n\n{table if rows else 'None yet.'}"
+
+
+def _by_part(tried: Sequence[Comparison]) -> Iterator[str]:
+    """One line for each part of the controls: how many are settled, and from where to where they go."""
+    for part, names in PARTS.items():
+        own = once(comparison for comparison in tried if comparison.target in names)
+        known = [comparison for comparison in own if "accuracy" in comparison.found]
+        verdicts = Counter(comparison.verdict() for comparison in known)
+        counts = {"for it": verdicts["ahead"], "against it": verdicts["behind"], "open": verdicts["open"]}
+        counts["not run"] = len(own) - len(known)
+        if own:
+            said = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+            yield f"- {part.removeprefix('controls-')}: {said}{_span(known)}"
+
+
+def _span(known: Sequence[Comparison]) -> str:
+    """From the least to the largest difference, with where they are; those of one seed tell nothing."""
+    told = [comparison for comparison in known if comparison.found["accuracy"].ours.interval is not None]
+    ends = sorted(told, key=lambda comparison: comparison.found["accuracy"].ours.mean)
+    if len(ends) < 2:
+        return "".join(f"; {_named(one)}" for one in ends)
+    return f"; from {_named(ends[0])} to {_named(ends[-1])}"
+
+
+def _named(comparison: Comparison) -> str:
+    """A difference, what it is of, and where."""
+    ours = comparison.found["accuracy"].ours
+    pair = f"`{comparison.later} − {comparison.earlier}`"
+    where = f"{_control(comparison)}, {comparison.where}; n = {ours.n}"
+    return f"{number(ours, 'accuracy', sign=True)} ({pair} in {where})"
+
+
+def _control(comparison: Comparison) -> str:
+    return comparison.target.removeprefix("controls-")
 
 
 def equal_cost(outcome: Outcome) -> Iterator[str]:
@@ -87,20 +132,23 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
     for mir in (line for line in known if line.entry.row == "ER-MIR"):
         where = f"In {outcome.target.name.removeprefix('controls-')}, {mir.entry.column}"
         others = [line for line in known if line is not mir and line.entry.column == mir.entry.column]
-        elsewhere = [line for line in others if line.processors != mir.processors]
+        elsewhere = [line for line in others if line.conditions != mir.conditions]
         if elsewhere:
-            kinds = " and ".join(dict.fromkeys(line.processors[0] for line in (mir, *elsewhere)))
+            kinds = "; ".join(dict.fromkeys(" and ".join(line.conditions) for line in (mir, *elsewhere)))
             yield (
-                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay ran on another processor than "
-                f"ER-MIR ({kinds}). Accuracies compare, CPU seconds do not: no verdict on equal cost."
+                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay were run under other conditions "
+                f"than ER-MIR ({kinds}). Accuracies compare, CPU seconds do not: no verdict on equal cost."
             )
             continue
-        fits = [line for line in others if _cost(line) <= _cost(mir)]
+        fits = [line for line in others if _cost(line) <= ABOUT * _cost(mir)]
         if fits:
             best = max(fits, key=lambda line: line.ours.mean if line.ours else 0.0)
-            unmade = "" if len(others) > 1 else " (of plain replay that costs about as much nothing has been run)"
-            words = "the best plain replay that was run and costs no more"
-            yield f"{where}: {_reached(mir)}; {words}: {_reached(best)}{unmade}."
+            dearer = min((line for line in others if line not in fits), key=_cost, default=None)
+            further = "no other plain replay has been run" if len(others) == 1 else ""
+            if dearer is not None:
+                further = f"at {_cost(dearer) / _cost(mir):.2f} times the cost of ER-MIR: {_reached(dearer)}"
+            words = "the best plain replay that was run and costs about as much or less"
+            yield f"{where}: {_reached(mir)}; {words}: {_reached(best)}{f'; {further}' if further else ''}."
 
 
 def _cost(line: Line) -> float:
@@ -113,17 +161,20 @@ def _reached(line: Line) -> str:
 
 
 def searched(outcome: Outcome) -> Iterator[str]:
-    """Where there was a search in latent space: whether it raised what it is named after."""
-    sides: dict[str, list[str]] = {"rises": [], "falls": []}
+    """Where there was a search in latent space: whether it raised what it is there to raise."""
+    sought = SOUGHT.get(outcome.target.name)
+    sides: dict[Verdict, list[str]] = {verdict: [] for verdict in RUN}
     for (row, _), runs in outcome.runs.items():
-        before, after = (values_of(runs, f"classifier interference {when}") for when in ("before", "after"))
-        if before and outcome.target.name == "controls-generative":
+        before, after = (values_of(runs, f"{sought} {when}") if sought else {} for when in MOMENTS)
+        if before:
             change = paired_difference(after, before)
-            words = f"{row} ({number(change, BEFORE, sign=True)} nats, n = {change.n})"
-            sides["rises" if change.mean > 0 else "falls"].append(words)
-    for word, rows in sides.items():
-        if rows:
-            yield f"In the search for the classifier, measured interference {word} with: {'; '.join(rows)}."
+            told = f"`{row}` ({number(change, f'{sought} after', sign=True)}, n = {change.n})"
+            sides[side(change)].append(told)
+    words = {"ahead": "rises with", "behind": "falls with", "open": "is not settled with"}
+    said = [f"{words[verdict]} {', '.join(rows)}" for verdict, rows in sides.items() if rows]
+    if said:
+        name = outcome.target.name.removeprefix("controls-")
+        yield f"In {name}, from the start to the end of the retrieval, the {sought} {'; it '.join(said)}."
 
 
 def _told(comparison: Comparison) -> str:
@@ -142,8 +193,9 @@ def practitioner(compared: Sequence[Comparison]) -> str:
     for words, pairs in SWITCHES.items():
         tried = once(comparison for comparison in compared if (comparison.later, comparison.earlier) in pairs)
         verdicts = Counter(comparison.verdict() for comparison in tried)
-        places = [_places(tried, verdict) for verdict in ("ahead", "behind")]
-        rows.append([words, advice(verdicts), *places, str(verdicts["open"]), str(verdicts["not run"])])
+        ahead, behind = _places(tried, "ahead"), _places(tried, "behind")
+        unmade = verdicts["not run"] + verdicts["not available"]
+        rows.append([words, advice(verdicts), ahead, behind, str(verdicts["open"]), str(unmade)])
     default = inspect.signature(Replay).parameters["batchnorm"].default
     return "\n\n".join(
         (
@@ -165,14 +217,9 @@ def advice(verdicts: Counter[Verdict]) -> str:
     return "undecided" if verdicts["open"] else "not run"
 
 
-def _places(tried: Iterable[Comparison], verdict: Verdict) -> str:
-    """Where a switch has this verdict; a switch that is held against several things says against which."""
-    tried = list(tried)
-    several = len({(comparison.later, comparison.earlier) for comparison in tried}) > 1
+def _places(tried: Sequence[Comparison], verdict: Verdict) -> str:
+    """Where a switch has this verdict; of more than two places the least and the largest difference."""
     found = [comparison for comparison in tried if comparison.verdict() == verdict]
-    named = [
-        f"{c.target.removeprefix('controls-')}, {c.where}{f', {c.later} − {c.earlier}' if several else ''}: "
-        f"{difference_of(c, 'accuracy')}"
-        for c in found
-    ]
-    return "; ".join(named) or UNDEFINED
+    if len(found) > 2:
+        return f"in {len(found)} places{_span(found)}"
+    return "; ".join(_named(comparison) for comparison in found) or UNDEFINED

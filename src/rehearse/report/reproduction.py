@@ -18,7 +18,14 @@ from .tables import UNDEFINED
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
-PER_CENT = ("accuracy", "forgetting", "anytime_accuracy", "pooled_accuracy", "validation_accuracy")
+PER_CENT = (
+    "accuracy",
+    "forgetting",
+    "learning_accuracy",
+    "anytime_accuracy",
+    "pooled_accuracy",
+    "validation_accuracy",
+)
 OURS = "ours: mean ± half the 95 % t interval over seeds"
 FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
 SETTLING = (
@@ -42,7 +49,7 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
     fractions = [metric for metric in metrics if metric in PER_CENT]
     if len(fractions) in (0, len(metrics)):
         return f"in {fraction if fractions else 'nats'}"
-    return f"{' and '.join(fractions)} in {fraction}, all else in nats"
+    return f"{', '.join(name.replace('_', ' ') for name in fractions)} in {fraction}, all else in nats"
 
 
 def outcome_table(outcome: Outcome) -> Table:
