@@ -158,7 +158,7 @@ def test_the_heat_maps_have_the_data(browser, place):
         "return [...document.querySelectorAll('.heats figure')].map(each => [each.querySelector('h4').textContent,"
         "[...each.querySelectorAll('.mark')].map(mark => Number(mark.dataset.value)),"
         "[...each.querySelectorAll('.mark text')].map(text => Number(text.textContent)),"
-        "[...each.querySelectorAll('.mark[data-value] rect')].map(rect => Number(getComputedStyle(rect).fillOpacity))])",
+        "[...each.querySelectorAll('.mark[data-value] rect')].map(r => Number(getComputedStyle(r).fillOpacity))])",
     )
     assert [name for name, *_ in maps] == ["finetune", "er", "er-mir"]
     for name, values, texts, opacities in maps:
