@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from rehearse.paper.target import Entry
 from rehearse.paper.targets import CONTROLS, GROUPS, PARTS, TARGETS, find_targets
 from rehearse.report.comparisons import comparisons, once, side
 from rehearse.report.controls import controls_page
-from rehearse.report.plain_words import SWITCHES, advice, equal_cost, every_retrieval, practitioner, researcher
+from rehearse.report.plain_words import RUN, SWITCHES, advice, equal_cost, every_retrieval, practitioner, researcher
+from rehearse.report.questions import ANSWERS, QUESTIONS, in_short
 from rehearse.report.reproduction import settling
 from rehearse.spec import Spec
 from rehearse.statistics import seeds_needed, summary
@@ -89,6 +91,7 @@ def test_a_difference_is_settled_or_says_what_it_takes() -> None:
     assert settling(summary([0.03])) == "one seed tells nothing"
     assert settling(summary([0.02, 0.021, 0.022])) == settling(summary([-0.02, -0.021, -0.022])) == "settled"
     assert settling(summary([0.0, 0.0])) == "no difference"
+    assert settling(summary([-1.0, 1.001])) == "over 1,000"
     wide = summary([0.05, -0.04, 0.02])
     needed = seeds_needed(wide.sd, wide.mean)
     assert needed is not None
@@ -112,7 +115,29 @@ def test_a_difference_is_settled_or_says_what_it_takes() -> None:
     ],
 )
 def test_advice_follows_what_is_settled(verdicts: Any, said: str) -> None:
-    assert advice(Counter(verdicts)) == said
+    assert advice(Counter(verdicts), Counter()) == said
+
+
+def test_advice_names_the_price() -> None:
+    assert advice(Counter(ahead=1), Counter(behind=1, open=2)) == "yes, but it forgets more"
+    assert advice(Counter(ahead=1), Counter(behind=1, ahead=1)) == "yes"
+    assert advice(Counter(behind=1), Counter(behind=1)) == "no"
+
+
+def test_every_question_is_one_of_a_target_and_every_verdict_has_an_answer() -> None:
+    compared = [comparison for one in outcomes() for comparison in comparisons(one)]
+    assert {question[1:] for question in QUESTIONS} <= {(c.target, c.later, c.earlier, c.where) for c in compared}
+    assert ANSWERS.keys() == set(product(RUN, RUN))
+
+
+def test_questions_are_answered_by_the_numbers() -> None:
+    compared = [comparison for one in outcomes() for comparison in comparisons(one)]
+    answers = {line.split(" | ")[-1].strip("| "): line.split(" | ")[:-1] for line in in_short(compared).splitlines()}
+    assert answers["`ER-MIR − ER, 2 updates`"][-1] == "not run"  # the last of the three
+    rows = [line for line in in_short(compared).splitlines() if "`ER-MIR − ER` |" in line]
+    assert "| +5.0 ± 0.2 (n = 3) | +0.0 ± 0.0 (n = 3) | yes |" in rows[0]
+    assert rows[1].split(" | ")[1:4] == ["–", "–", "not run"]
+    assert rows[2].split(" | ")[3] == "not settled"
 
 
 def test_every_switch_is_tried_somewhere() -> None:
@@ -215,7 +240,7 @@ def test_the_words_for_the_practitioner_are_those_of_the_numbers() -> None:
     advised = {words: cells[0] for words, cells in lines.items() if words in SWITCHES}
     assert advised.keys() == SWITCHES.keys()
     recalibrated = next(words for words in SWITCHES if "recalibrated" in words)
-    assert advised[recalibrated] == "yes"
+    assert advised[recalibrated] == "yes, but it forgets more"  # as these results are made
     assert "+5.0 ± 0.2 (`recalibrated − published` in batchnorm-full, ER; n = 3)" in lines[recalibrated][1]
     assert advised[next(words for words in SWITCHES if "joint" in words)] == "not run"
 

@@ -8,6 +8,7 @@ from ..paper.outcome import MOMENTS, SEARCHED, Outcome
 from ..paper.targets import PARTS
 from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, every_retrieval, practitioner, researcher
+from .questions import in_short
 from .reproduction import (
     FORGETTING,
     OURS,
@@ -22,7 +23,7 @@ from .reproduction import (
 from .tables import UNDEFINED
 from .tables import number as plain_number
 
-QUESTIONS = {
+TITLES = {
     "controls-batchnorm": "Batch-norm: statistics or retrieval?",
     "controls-cost": "Equal cost: what else would the CPU time of the retrieval have bought?",
     "controls-sensitivity": "Sensitivity: does it hang on a setting?",
@@ -44,15 +45,16 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} ×: some of the pairs were run on two kinds of processors, "
         "which round differently, so that one seed is two runs there: the interval holds, the pairing helps less.",
         "## In plain words",
-        researcher(outcomes, compared),
+        in_short(compared),
         practitioner(compared),
+        researcher(outcomes, compared),
         every_retrieval(compared),
     ]
     known = {one.target.name: one for one in outcomes}
     for part, names in PARTS.items():
         shown = [known[name] for name in names if name in known]
         if shown:
-            parts += [f"## {QUESTIONS[part]}", f"`rehearse reproduce {part}`"]
+            parts += [f"## {TITLES[part]}", f"`rehearse reproduce {part}`"]
             parts += [section(one, figures.get(one.target.name)) for one in shown]
     return "\n\n".join(parts) + "\n"
 

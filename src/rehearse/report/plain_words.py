@@ -184,7 +184,8 @@ def _told(comparison: Comparison) -> str:
         return verdict
     ours = comparison.found["accuracy"].ours
     needed = settling(ours)
-    return f"open (n = {ours.n}; {f'{needed} seeds would settle it' if needed.startswith('about') else needed})"
+    known = needed.startswith(("about", "over"))
+    return f"open (n = {ours.n}; {f'{needed} seeds would settle it' if known else needed})"
 
 
 def practitioner(compared: Sequence[Comparison]) -> str:
@@ -193,25 +194,29 @@ def practitioner(compared: Sequence[Comparison]) -> str:
     for words, pairs in SWITCHES.items():
         tried = once(comparison for comparison in compared if (comparison.later, comparison.earlier) in pairs)
         verdicts = Counter(comparison.verdict() for comparison in tried)
+        forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in tried)
         ahead, behind = _places(tried, "ahead"), _places(tried, "behind")
         unmade = verdicts["not run"] + verdicts["not available"]
-        rows.append([words, advice(verdicts), ahead, behind, str(verdicts["open"]), str(unmade)])
+        rows.append([words, advice(verdicts, forgetting), ahead, behind, str(verdicts["open"]), str(unmade)])
     default = inspect.signature(Replay).parameters["batchnorm"].default
     return "\n\n".join(
         (
             "### For a practitioner: what to switch on",
             "A switch gets a yes where it is settled to be ahead in accuracy somewhere and behind nowhere, a no where "
-            "it is the other way round, and no advice where nothing is settled. Differences are in points of accuracy.",
+            "it is the other way round, and no advice where nothing is settled. One that is settled to forget "
+            "more somewhere and less nowhere has its price named. Differences are in points of accuracy.",
             markdown_table(["switch", "advice", "ahead", "behind", "open", "not run"], rows, right=4),
             f"Without a word from you `Replay` treats batch-norm as `{default}`; the paper's settings say `published`.",
         )
     )
 
 
-def advice(verdicts: Counter[Verdict]) -> str:
+def advice(verdicts: Counter[Verdict], forgetting: Counter[Verdict]) -> str:
     ahead, behind = verdicts["ahead"], verdicts["behind"]
     if ahead and behind:
         return "it depends"
+    if ahead and forgetting["behind"] and not forgetting["ahead"]:
+        return "yes, but it forgets more"
     if ahead or behind:
         return "yes" if ahead else "no"
     return "undecided" if verdicts["open"] else "not run"

@@ -28,6 +28,7 @@ PER_CENT = (
 )
 OURS = "ours: mean ± half the 95 % t interval over seeds"
 FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
+MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
 SETTLING = (
     "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
     "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
@@ -101,7 +102,9 @@ def settling(difference: Summary) -> str:
     if low > 0 or high < 0:
         return "settled"
     needed = seeds_needed(difference.sd, difference.mean)
-    return "no difference" if needed is None else f"about {_two_digits(needed):,}"
+    if needed is None:
+        return "no difference"
+    return f"about {_two_digits(needed):,}" if needed <= MANY_SEEDS else f"over {MANY_SEEDS:,}"
 
 
 def _two_digits(number: int) -> int:
