@@ -74,7 +74,8 @@ def with_part(page: Path, introduction: str, body: Sequence[str]) -> str:
     """A page of measurements with this kind of processor's part in place of its older one; those of others stay."""
     there = environment()
     bfloat16 = "native bfloat16" if native_bfloat16(torch.device("cpu")) else "no native bfloat16"
-    title = f"## {there['processor']}, {there['cpu_capability']}, {bfloat16}"
+    model = f" ({there['processor_model']})" if there["processor_model"] else ""
+    title = f"## {there['processor']}{model}, {there['cpu_capability']}, {bfloat16}"
     made = f"torch {there['torch']}, {there['threads']} thread, commit {there['commit']}."
     own = "\n".join([title, "", made, "", *body])
     text = page.read_text("utf-8") if page.exists() else ""
