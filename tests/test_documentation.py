@@ -12,7 +12,11 @@ import pytest
 
 import rehearse
 from rehearse import latent, learners, losses, memory, nets, retrieval
-from rehearse.paper.targets import TARGETS
+from rehearse.campaign.store import results_in
+from rehearse.paper.outcome import Results, outcome
+from rehearse.paper.targets import TARGETS, find_targets
+from rehearse.report.controls import controls_page
+from rehearse.report.reproduction import filled
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,3 +95,15 @@ def test_the_reference_has_every_public_class_of_learning():
         classes = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
         public |= {name for name in classes if isinstance(vars(module)[name], type) and not name.startswith("_")}
     assert public - written == set()
+
+
+def test_generated_pages_are_those_of_the_results():
+    """Who adds a result makes the pages anew: `make reproduction`."""
+    results = Results(results_in([ROOT / "results"], pytest.fail))
+    figures = {path.stem: f"figures/{path.name}" for path in (ROOT / "docs" / "figures").glob("*.svg")}
+    controls = [outcome(target, results) for target in find_targets(["controls"])]
+    assert controls_page(controls, figures) == (ROOT / "docs" / "what-makes-it-work.md").read_text("utf-8")
+    found = [outcome(target, results) for target in find_targets(["all"])]
+    for page in ("README.md", "docs/methods/ae.md"):
+        text = (ROOT / page).read_text("utf-8")
+        assert filled(text, found) == text, f"{page} is not made from results/: `make reproduction`"

@@ -294,12 +294,14 @@ class Run:
             "shared_cpu_seconds": self.shared_cpu_seconds,
             "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
             "environments": [*self.earlier, environment()],
+            "seen_only": self.settings.seen_only,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
         self.learner.load_state_dict(state["learner"])
+        self.settings = dataclasses.replace(self.settings, seen_only=state.get("seen_only", False))  # as it began
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = _arrays(state["matrices"])
         self.treatments = {name: _arrays(matrices) for name, matrices in state["treatments"].items()}

@@ -34,5 +34,5 @@ def made_result(
             "forward_passes": 3.0,
             "peak_memory_bytes": 1000,
         },
-        "environment": {"torch": "2.13"},
+        "environment": {"torch": "2.13", "processor": "one", "processor_model": "first", "cpu_capability": "some"},
     }

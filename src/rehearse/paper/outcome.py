@@ -11,11 +11,11 @@ from ..compute import PRECISIONS
 from ..methods import precision_of
 from ..spec import Spec
 from ..statistics import Summary, Verdict, paired_difference, summary, verdict
+from .conditions import condition, rounding
 from .published import Cell
 from .target import Entry, Target
 
 Result = Mapping[str, Any]
-CONDITION = "condition"  # of the run that a treatment is of
 Judgement = Verdict | Literal["not run", "not available", "stale"]
 
 
@@ -27,7 +27,7 @@ class Results:
         for result in results:
             spec = Spec.from_dict(result["spec"])
             place = (spec.seed, precision_of(spec), spec.method_version, spec.stream_version)
-            self._groups.setdefault(_group(spec), {})[place] = result
+            self._groups.setdefault(_group(spec), {})[place] = {**result, "condition": condition(result)}
 
     def current(
         self, spec: Spec, seeds: int | None = None, treatment: str | None = None, only: str | None = None
@@ -56,7 +56,7 @@ class Results:
         if entry.treatment is None:
             return found
         treated = {
-            seed: {**result, **result["treatments"][entry.treatment], CONDITION: condition(result)}
+            seed: {**result, **result["treatments"][entry.treatment]}
             for seed, result in found.items()
             if _tells(result, entry.treatment)
         }
@@ -113,8 +113,8 @@ class Difference:
     column: str
     metric: str
     ours: Summary
-    crossed: int = 0
-    """Seeds whose two runs were made on different kinds of processors, where the same seed is not the same run."""
+    crossed: bool = False
+    """Whether the two runs of some seed were made on different kinds of processors, where it is not the same seed."""
 
 
 @dataclass(frozen=True)
@@ -161,25 +161,8 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     costs = [cpu_seconds(result) for result in runs.values()]
     precisions = tuple(sorted({precision_of(Spec.from_dict(result["spec"])) for result in runs.values()}))
     undefined = len(runs) - len(values) if values else 0
-    conditions = tuple(sorted({condition(result) for result in runs.values()}))
+    conditions = tuple(sorted({result["condition"] for result in runs.values()}))
     return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined, conditions)
-
-
-def _processor(result: Result) -> str:
-    """What decides how a run rounds."""
-    place = result["environment"]
-    return f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}"
-
-
-def condition(result: Result) -> str:
-    """On which processor a run was made, and what it evaluated; a treatment of it has been told."""
-    if CONDITION in result:
-        return str(result[CONDITION])
-    matrix = result["matrices"]["test"]
-    ahead = any(entry is not None for task, row in enumerate(matrix) for entry in row[task + 1 :])
-    model = result["environment"].get("processor_model")
-    words = [_processor(result), *([model] if model else []), *(["tasks to come evaluated too"] if ahead else [])]
-    return ", ".join(words)
 
 
 def _differences(target: Target, results: Results, seeds: int | None) -> Iterable[Difference]:
@@ -192,7 +175,7 @@ def _differences(target: Target, results: Results, seeds: int | None) -> Iterabl
         for metric in target.metrics:
             a, b = (values_of({seed: pair[side] for seed, pair in pairs.items()}, metric) for side in (0, 1))
             if a.keys() & b.keys():
-                crossed = sum(_processor(one) != _processor(two) for one, two in pairs.values())
+                crossed = any(rounding(one) != rounding(two) for one, two in pairs.values())
                 yield Difference(later, earlier, where, metric, paired_difference(a, b), crossed)
 
 
@@ -204,7 +187,7 @@ def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
 
 # What a search in latent space measured of itself, by where that stands in the report of a run.
 MOMENTS = ("before", "after")
-SEARCHED_GENERATOR = {
+SEARCHED_GENERATIVE = {
     f"{network} {what} {when}": ("search", network, f"{what}_{when}")
     for network in ("classifier", "generator")
     for what in ("interference", "entropy")
@@ -213,9 +196,7 @@ SEARCHED_GENERATOR = {
 SEARCHED_CODES = {
     f"search {what} {when}": ("search", f"{what}_{when}") for what in ("objective", "interference") for when in MOMENTS
 }
-SEARCHED: Mapping[str, tuple[str, ...]] = {**SEARCHED_GENERATOR, **SEARCHED_CODES}
-# target -> what its search is there to raise, a metric but for the moment
-SOUGHT: Mapping[str, str] = {"controls-generative": "classifier interference", "controls-hybrid": "search objective"}
+SEARCHED: Mapping[str, tuple[str, ...]] = {**SEARCHED_GENERATIVE, **SEARCHED_CODES}
 
 
 def _value(result: Result, metric: str) -> float | None:

@@ -8,6 +8,7 @@ from .published import PUBLISHED, Cell
 from .target import Entry, Target
 
 CONTROL = "GEN at GEN-MIR's settings"
+CONFIDENCE = "GEN-MIR, confidence term alone"
 
 
 def printed(table: str, row: str | None, column: str) -> Mapping[str, Cell]:
@@ -102,7 +103,7 @@ def generative_controls() -> Target:
         "GEN-MIR, stale gradient as published": ("gen-mir", "gen-mir-stale"),
         "MIR on the generator alone": ("gen-mir", "gen-mir-generator"),
         "MIR on the classifier alone": ("gen-mir", "gen-mir-classifier"),
-        "GEN-MIR, confidence term alone": ("gen-mir", "gen-mir-confidence-alone"),
+        CONFIDENCE: ("gen-mir", "gen-mir-confidence-alone"),
         "GEN-MIR, interference term alone": ("gen-mir", "gen-mir-interference-alone"),
         "GEN-MIR, interference made to rise": ("gen-mir", "gen-mir-interference-rising"),
         "ranking of samples, no search": ("gen-mir", "gen-mir-ranking"),

@@ -88,6 +88,8 @@ class Target:
     retrievals: tuple[tuple[str, str], ...] = ()
     pictures: tuple[Picture, ...] = ()
     """For a figure that is made of pictures of its runs."""
+    sought: str | None = None
+    """What the searches of its rows are there to raise: a metric that is measured before and after."""
 
     def compared(self) -> Iterator[tuple[str, str, str, tuple[Place, Place]]]:
         """The pairs in every place that has both: later, earlier, the column (or for columns the row), both places."""

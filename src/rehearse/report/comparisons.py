@@ -8,10 +8,9 @@ from typing import Literal
 
 from ..paper.outcome import Difference, Outcome
 from ..statistics import Summary
-from .reproduction import number
+from .reproduction import count, number
 from .tables import UNDEFINED
 
-CROSSED = ", ×"  # some of its pairs were run on two kinds of processors
 Verdict = Literal["ahead", "behind", "open", "not run", "not available"]
 
 
@@ -23,6 +22,7 @@ class Comparison:
     later: str
     earlier: str
     where: str
+    stream: str
     found: Mapping[str, Difference]
     available: bool
     retrieval: bool
@@ -58,7 +58,7 @@ def comparisons(outcome: Outcome) -> Iterator[Comparison]:
         available = all(entry.missing is None for entry in both)
         runs = (both[0].runs, both[1].runs)
         retrieval = (later, earlier) in target.retrievals
-        yield Comparison(target.name, later, earlier, where, known, available, retrieval, runs)
+        yield Comparison(target.name, later, earlier, where, both[0].stream, known, available, retrieval, runs)
 
 
 def once(compared: Iterable[Comparison]) -> list[Comparison]:
@@ -73,4 +73,4 @@ def difference_of(comparison: Comparison, metric: str) -> str:
     if metric not in comparison.found:
         return UNDEFINED
     found = comparison.found[metric]
-    return f"{number(found.ours, metric, sign=True)} (n = {found.ours.n}{CROSSED if found.crossed else ''})"
+    return f"{number(found.ours, metric, sign=True)} (n = {count(found)})"

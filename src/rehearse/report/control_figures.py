@@ -7,7 +7,7 @@ from math import nan
 from statistics import fmean
 from typing import Any
 
-from ..paper.outcome import MOMENTS, SOUGHT, Outcome, cpu_seconds, values_of
+from ..paper.outcome import MOMENTS, Outcome, cpu_seconds, values_of
 from ..paper.targets import PARTS
 from ..statistics import Summary, summary
 
@@ -46,7 +46,7 @@ def _series(outcome: Outcome, axes: Any, columns: Sequence[str], names: Sequence
     rows = _rows(outcome)
     looks = _looks(rows)
     for number, row in enumerate(rows):
-        shift = 0.5 / len(rows) * (number - (len(rows) - 1) / 2)
+        shift = (0.5 if line == "none" else 0.1) / len(rows) * (number - (len(rows) - 1) / 2)
         found = [(place, _measured(outcome, row, column, metric)) for place, column in enumerate(columns)]
         found = [(place, point) for place, point in found if point.n]
         if found:
@@ -69,11 +69,11 @@ def by_column(outcome: Outcome, figure: Any) -> None:
     if all(", " in column for column in columns):
         _side_by_side(outcome, figure, "none")
         return
-    figure.set_size_inches(6.5, 2.8)
+    figure.set_size_inches(6.5, 3.0)
     panels = figure.subplots(1, 2)
     for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=True):
         _series(outcome, axes, columns, columns, metric, "none")
-    panels[0].legend(loc="best")
+    _legend_below(figure, panels[0])
 
 
 def by_setting(outcome: Outcome, figure: Any) -> None:
@@ -93,8 +93,14 @@ def _side_by_side(outcome: Outcome, figure: Any, line: str) -> None:
         for level, metric in enumerate(("accuracy", "forgetting")):
             _series(outcome, panels[level][side], columns, names, metric, line)
         panels[0][side].set_title(f"{group} MNIST" if group in ("Split", "Permuted") else group, fontsize=8)
-    if panels[0][0].get_legend_handles_labels()[0]:
-        panels[0][0].legend(loc="best")
+    _legend_below(figure, panels[0][0])
+
+
+def _legend_below(figure: Any, axes: Any) -> None:
+    """Beside the data, which no corner is sure to be free of."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4))
 
 
 def against_cost(outcome: Outcome, figure: Any) -> None:
@@ -122,9 +128,9 @@ def against_cost(outcome: Outcome, figure: Any) -> None:
 
 
 def by_row(outcome: Outcome, figure: Any) -> None:
-    """A line for each row: accuracy, forgetting, and where there was a search what it did to interference."""
+    """A line for each row: accuracy, forgetting, and where there was a search what it did to what it seeks."""
     rows = _rows(outcome)
-    sought, (column,) = SOUGHT.get(outcome.target.name), _columns(outcome)
+    sought, (column,) = outcome.target.sought, _columns(outcome)
     figure.set_size_inches(6.5, 0.9 + 0.26 * len(rows))
     panels = figure.subplots(1, 3 if sought else 2, sharey=True)
     for axes, metric in zip(panels, ("accuracy", "forgetting"), strict=False):
@@ -154,7 +160,7 @@ def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str, sough
                 arrowprops={"arrowstyle": "->", "color": LOOKS[1][0], "linewidth": 1.2},
             )  # fmt: skip
             axes.plot([after.mean], [height], color=LOOKS[1][0], marker=".", linestyle="none")
-    axes.set_xlabel(f"{sought}, before → after")
+    axes.set_xlabel(f"{sought},\nbefore → after (nats)")
 
 
 Draw = Callable[[Outcome, Any], None]

@@ -10,10 +10,14 @@ from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, every_retrieval, practitioner, researcher
 from .questions import in_short
 from .reproduction import (
+    CROSSED,
     FORGETTING,
     OURS,
     PRECISION,
     SETTLING,
+    condition_marks,
+    condition_words,
+    cpu_words,
     markdown_table,
     number,
     precision_words,
@@ -21,7 +25,6 @@ from .reproduction import (
     tells_precision,
 )
 from .tables import UNDEFINED
-from .tables import number as plain_number
 
 TITLES = {
     "controls-batchnorm": "Batch-norm: statistics or retrieval?",
@@ -42,11 +45,12 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
         "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
         "Numbers are in per cent (what a search measures of itself in nats), differences in points, seed by seed on "
-        f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} ×: some of the pairs were run on two kinds of processors, "
-        "which round differently, so that one seed is two runs there: the interval holds, the pairing helps less.",
+        f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} {CROSSED} "
+        "Of twenty comparisons in which there is nothing to be found, one will look settled by chance, "
+        "and comparisons that share runs err together.",
         "## In plain words",
         in_short(compared),
-        practitioner(compared),
+        practitioner(outcomes, compared),
         researcher(outcomes, compared),
         every_retrieval(compared),
     ]
@@ -64,10 +68,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
     target = outcome.target
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
-    parts += [PRECISION] if tells_precision(outcome) else []
-    conditions = sorted({condition for line in outcome.lines for condition in line.conditions})
-    if len(conditions) > 1:
-        parts.append(f"*CPU s a run* do not compare between runs that were made on {'; on '.join(conditions)}.")
+    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(condition_marks(outcome))]
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",
@@ -88,7 +89,7 @@ def _results(outcome: Outcome) -> str:
     lines = {(line.entry.row, line.entry.column, line.metric): line for line in outcome.lines}
     searched = list(dict.fromkeys(m.rpartition(" ")[0] for m in outcome.target.metrics if m in SEARCHED))
     shown = [metric for metric in outcome.target.metrics if metric not in SEARCHED]
-    rows = []
+    rows, marks = [], condition_marks(outcome)
     for entry in outcome.target.entries:
         place = (entry.row, entry.column)
 
@@ -99,7 +100,7 @@ def _results(outcome: Outcome) -> str:
         accuracy = lines[*place, "accuracy"]
         n = len(outcome.runs[place])
         state = str(n) if n else accuracy.judgement
-        seconds = plain_number(accuracy.cpu_seconds)
+        seconds = cpu_words(accuracy, marks)
         moved = [[cell(f"{name} {when}") for when in MOMENTS] for name in searched]
         searches = [UNDEFINED if UNDEFINED in both else " → ".join(both) for both in moved]
         precision = [precision_words(accuracy)] if tells_precision(outcome) else []

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..learners import Replay
+from ..paper.conditions import UNKNOWN
 from ..paper.controls import SMALLER
-from ..paper.outcome import MOMENTS, SOUGHT, Line, Outcome, values_of
+from ..paper.outcome import MOMENTS, Line, Outcome, values_of
 from ..paper.targets import PARTS
 from ..statistics import paired_difference
 from .comparisons import Comparison, Verdict, difference_of, once, side
@@ -18,6 +19,7 @@ from .tables import UNDEFINED
 SHOWN = ("accuracy", "forgetting")
 RUN: tuple[Verdict, ...] = ("ahead", "behind", "open")  # the verdicts on what was run
 ABOUT = 1.05  # times the cost is the same cost
+STREAM_TITLES = {"split-mnist": "Split MNIST", "permuted-mnist": "Permuted MNIST", "split-cifar10": "Split CIFAR-10"}
 
 
 def _treated(treatment: str, other: str = "published") -> tuple[tuple[str, str], ...]:
@@ -28,18 +30,22 @@ def _treated(treatment: str, other: str = "published") -> tuple[tuple[str, str],
 
 # What a practitioner may switch on: in words, and the pairs (later, earlier) that try it.
 SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "Recall the most interfered memories, not random ones (`MostInterfered`)": (("ER-MIR", "ER"), ("er-mir", "er")),
+    "Recall the most interfered memories, not random ones (`MostInterfered`)": (
+        ("ER-MIR", "ER"),
+        ("ER-MIR", "ER, candidates passed"),
+        ("er-mir", "er"),
+    ),
     'Re-estimate batch-norm\'s statistics from the memory to predict (`batchnorm="recalibrated"`)': (
         *_treated("recalibrated"),
         *_treated("recalibrated", "clean"),
     ),
     'Keep candidates from moving batch-norm\'s statistics (`batchnorm="clean"`)': _treated("clean"),
-    'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"),),
+    'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"), ("joint", "recalibrated")),
     "Group-norm in the place of batch-norm": (("group-norm", "published"),),
     "More updates for each batch, plain replay": tuple((f"ER, {n} updates", "ER") for n in (2, 3)),
     "More recalled memories in each, plain replay": tuple((f"ER, {n} recalled", "ER") for n in (20, 30, 50, 100)),
-    "The asymmetric loss (`er-ace`)": (("er-ace", "er"),),
-    "Stored scores as targets (`der`)": (("der", "er"),),
+    "The asymmetric loss (`er-ace`, which recalls the current task too)": (("er-ace", "er"),),
+    "Stored scores as targets (`der`, which recalls the current task too)": (("der", "er"),),
     "Recall memories of the current task too": tuple(
         (f"{stream}, recalled too", f"{stream}, left out") for stream in ("Split", "Permuted")
     ),
@@ -59,16 +65,14 @@ def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> s
         (
             "### For a researcher: what the retrieval adds",
             "Each comparison holds an interfered retrieval against the same method with the same settings and a random "
-            "one, seed by seed. It is "
-            "settled where the whole 95 % interval lies on one side of zero; anything else is open, whatever its mean. "
-            "Of twenty comparisons in which there is nothing to be found, one will look settled by chance.",
+            "one, seed by seed.",
             f"By accuracy, of {run} comparisons that were run {accuracy['ahead']} are settled for the retrieval, "
             f"{accuracy['behind']} against it, and {accuracy['open']} are open. By forgetting, {forgetting['ahead']} "
             f"are settled for it, {forgetting['behind']} against it, and {forgetting['open']} are open. "
             f"{len(counted) - run} more have not been run. In points of accuracy, control by control (what several "
             "controls share is told in each, and counted once above):",
             "\n".join(_by_part(tried)),
-            *(sentence for one in outcomes for sentence in (*equal_cost(one), *searched(one))),
+            *(sentence for one in outcomes for sentence in searched(one)),
         )
     )
 
@@ -77,7 +81,7 @@ def every_retrieval(compared: Sequence[Comparison]) -> str:
     """The comparisons behind the researcher's words, one line each."""
     rows = [
         [
-            _control(comparison),
+            _short(comparison.target),
             f"{comparison.later} − {comparison.earlier}",
             comparison.where,
             *(difference_of(comparison, metric) for metric in SHOWN),
@@ -114,14 +118,12 @@ def _span(known: Sequence[Comparison]) -> str:
 
 def _named(comparison: Comparison) -> str:
     """A difference, what it is of, and where."""
-    ours = comparison.found["accuracy"].ours
-    pair = f"`{comparison.later} − {comparison.earlier}`"
-    where = f"{_control(comparison)}, {comparison.where}; n = {ours.n}"
-    return f"{number(ours, 'accuracy', sign=True)} ({pair} in {where})"
+    pair = f"`{comparison.later} − {comparison.earlier}` in {_short(comparison.target)}, {comparison.where}"
+    return f"{difference_of(comparison, 'accuracy')[:-1]}; {pair})"
 
 
-def _control(comparison: Comparison) -> str:
-    return comparison.target.removeprefix("controls-")
+def _short(target: str) -> str:
+    return target.removeprefix("controls-")
 
 
 def equal_cost(outcome: Outcome) -> Iterator[str]:
@@ -130,14 +132,13 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
         return
     known = [line for line in outcome.lines if line.metric == "accuracy" and line.ours and line.cpu_seconds]
     for mir in (line for line in known if line.entry.row == "ER-MIR"):
-        where = f"In {outcome.target.name.removeprefix('controls-')}, {mir.entry.column}"
+        where = f"In {_short(outcome.target.name)}, {mir.entry.column}"
         others = [line for line in known if line is not mir and line.entry.column == mir.entry.column]
-        elsewhere = [line for line in others if line.conditions != mir.conditions]
-        if elsewhere:
-            kinds = "; ".join(dict.fromkeys(" and ".join(line.conditions) for line in (mir, *elsewhere)))
+        if not one_condition([mir, *others]):
+            kinds = "; ".join(sorted({condition for line in (mir, *others) for condition in line.conditions}))
             yield (
-                f"{where}: {len(elsewhere)} of the {len(others)} ways of plain replay were run under other conditions "
-                f"than ER-MIR ({kinds}). Accuracies compare, CPU seconds do not: no verdict on equal cost."
+                f"{where}: not all runs were made under one condition that is known ({kinds}). Accuracies compare, CPU "
+                "seconds do not: no verdict on equal cost."
             )
             continue
         fits = [line for line in others if _cost(line) <= ABOUT * _cost(mir)]
@@ -151,6 +152,12 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
             yield f"{where}: {_reached(mir)}; {words}: {_reached(best)}{f'; {further}' if further else ''}."
 
 
+def one_condition(lines: Sequence[Line]) -> bool:
+    """Whether CPU seconds of these compare: every run under the same condition, on a processor whose model is known."""
+    conditions = {condition for line in lines for condition in line.conditions}
+    return len(conditions) == 1 and UNKNOWN not in next(iter(conditions))
+
+
 def _cost(line: Line) -> float:
     return line.cpu_seconds or 0.0
 
@@ -162,7 +169,7 @@ def _reached(line: Line) -> str:
 
 def searched(outcome: Outcome) -> Iterator[str]:
     """Where there was a search in latent space: whether it raised what it is there to raise."""
-    sought = SOUGHT.get(outcome.target.name)
+    sought = outcome.target.sought
     sides: dict[Verdict, list[str]] = {verdict: [] for verdict in RUN}
     for (row, _), runs in outcome.runs.items():
         before, after = (values_of(runs, f"{sought} {when}") if sought else {} for when in MOMENTS)
@@ -173,8 +180,8 @@ def searched(outcome: Outcome) -> Iterator[str]:
     words = {"ahead": "rises with", "behind": "falls with", "open": "is not settled with"}
     said = [f"{words[verdict]} {', '.join(rows)}" for verdict, rows in sides.items() if rows]
     if said:
-        name = outcome.target.name.removeprefix("controls-")
-        yield f"In {name}, from the start to the end of the retrieval, the {sought} {'; it '.join(said)}."
+        where = f"In {_short(outcome.target.name)}, from the start to the end of the retrieval"
+        yield f"{where}, the {sought} {'; it '.join(said)}."
 
 
 def _told(comparison: Comparison) -> str:
@@ -188,11 +195,13 @@ def _told(comparison: Comparison) -> str:
     return f"open (n = {ours.n}; {f'{needed} seeds would settle it' if known else needed})"
 
 
-def practitioner(compared: Sequence[Comparison]) -> str:
+def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
     """What to switch on: each switch with where it was ahead, behind and open."""
     rows = []
     for words, pairs in SWITCHES.items():
         tried = once(comparison for comparison in compared if (comparison.later, comparison.earlier) in pairs)
+        if not tried:  # a page of some controls says nothing of the others
+            continue
         verdicts = Counter(comparison.verdict() for comparison in tried)
         forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in tried)
         ahead, behind = _places(tried, "ahead"), _places(tried, "behind")
@@ -203,10 +212,12 @@ def practitioner(compared: Sequence[Comparison]) -> str:
         (
             "### For a practitioner: what to switch on",
             "A switch gets a yes where it is settled to be ahead in accuracy somewhere and behind nowhere, a no where "
-            "it is the other way round, and no advice where nothing is settled. One that is settled to forget "
-            "more somewhere and less nowhere has its price named. Differences are in points of accuracy.",
+            "it is the other way round, and no advice where nothing is settled; where forgetting is settled the other "
+            "way, that is said. Differences are in points of accuracy.",
             markdown_table(["switch", "advice", "ahead", "behind", "open", "not run"], rows, right=4),
-            f"Without a word from you `Replay` treats batch-norm as `{default}`; the paper's settings say `published`.",
+            f'`Replay` has `batchnorm="{default}"` by default ([what the treatments are](how-to/batch-norm.md)); the '
+            "specs of the paper have `published`, where whatever passes the network moves its statistics.",
+            *(sentence for one in outcomes for sentence in equal_cost(one)),
         )
     )
 
@@ -215,10 +226,10 @@ def advice(verdicts: Counter[Verdict], forgetting: Counter[Verdict]) -> str:
     ahead, behind = verdicts["ahead"], verdicts["behind"]
     if ahead and behind:
         return "it depends"
-    if ahead and forgetting["behind"] and not forgetting["ahead"]:
-        return "yes, but it forgets more"
-    if ahead or behind:
-        return "yes" if ahead else "no"
+    if ahead:
+        return "yes, but it forgets more" if forgetting["behind"] and not forgetting["ahead"] else "yes"
+    if behind:
+        return "no, but it forgets less" if forgetting["ahead"] and not forgetting["behind"] else "no"
     return "undecided" if verdicts["open"] else "not run"
 
 
@@ -226,5 +237,6 @@ def _places(tried: Sequence[Comparison], verdict: Verdict) -> str:
     """Where a switch has this verdict; of more than two places the least and the largest difference."""
     found = [comparison for comparison in tried if comparison.verdict() == verdict]
     if len(found) > 2:
-        return f"in {len(found)} places{_span(found)}"
+        streams = Counter(STREAM_TITLES.get(comparison.stream, comparison.stream) for comparison in found)
+        return f"{', '.join(f'{stream} {n} times' for stream, n in streams.items())}{_span(found)}"
     return "; ".join(_named(comparison) for comparison in found) or UNDEFINED

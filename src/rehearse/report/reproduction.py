@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Collection, Mapping, Sequence
+from string import ascii_lowercase
 
 from rich.table import Table
 
@@ -32,6 +33,10 @@ MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
 SETTLING = (
     "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
     "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
+)
+CROSSED = (
+    "×: some or all of the pairs were run on two kinds of processors, which round differently, so that one seed is two "
+    "runs there: the interval holds, the pairing helps less."
 )
 PRECISION = (
     "*Precision*: bfloat16-scoring trains in float32 and scores candidates, or searches, in bfloat16; bfloat16 trains "
@@ -75,7 +80,7 @@ def _head(outcome: Outcome) -> tuple[str, ...]:
 def outcome_differences_table(outcome: Outcome) -> Table | None:
     if not outcome.differences:
         return None
-    caption = SETTLING.replace("*", "")
+    caption = " ".join([SETTLING.replace("*", ""), *_crossed_words(outcome)])
     table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}", caption=caption)
     for name in DIFFERENCES:
         table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
@@ -91,7 +96,12 @@ def _difference_units(outcome: Outcome) -> str:
 def _difference_cells(difference: Difference) -> tuple[str, ...]:
     ours, metric = difference.ours, difference.metric
     name = f"{difference.later} − {difference.earlier}"
-    return name, difference.column, metric, number(ours, metric, sign=True), str(ours.n), settling(ours)
+    return name, difference.column, metric, number(ours, metric, sign=True), count(difference), settling(ours)
+
+
+def count(difference: Difference) -> str:
+    """How many pairs there are, marked where some are of two kinds of processors."""
+    return f"{difference.ours.n}{' ×' if difference.crossed else ''}"
 
 
 def settling(difference: Summary) -> str:
@@ -195,15 +205,15 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: in
 def outcome_markdown(outcome: Outcome) -> str:
     """The target as a section: its table, its paired differences, its note."""
     target = outcome.target
+    marks = condition_marks(outcome)
     rows = [
-        [*_cells(line, outcome), tables.number(line.cpu_seconds), f"`{command(line, target.name)}`"]
-        for line in outcome.lines
+        [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in outcome.lines
     ]
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
     parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
-    parts += [PRECISION] if tells_precision(outcome) else []
+    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(marks)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
@@ -211,7 +221,29 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def _differences_markdown(outcome: Outcome) -> str:
     table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
-    return f"Paired differences on the same seeds, {_difference_units(outcome)}:\n\n{table}"
+    words = "".join(f" {words}" for words in _crossed_words(outcome))
+    return f"Paired differences on the same seeds, {_difference_units(outcome)}:{words}\n\n{table}"
+
+
+def _crossed_words(outcome: Outcome) -> list[str]:
+    return [CROSSED] if any(difference.crossed for difference in outcome.differences) else []
+
+
+def condition_marks(outcome: Outcome) -> dict[str, str]:
+    """A letter for each condition that its runs were made under, where there is more than one."""
+    conditions = sorted({condition for line in outcome.lines for condition in line.conditions})
+    return dict(zip(conditions, ascii_lowercase, strict=False)) if len(conditions) > 1 else {}
+
+
+def cpu_words(line: Line, marks: Mapping[str, str]) -> str:
+    """CPU seconds of a run, with the letters of its conditions."""
+    letters = ", ".join(marks[condition] for condition in line.conditions) if marks else ""
+    return f"{tables.number(line.cpu_seconds)} {letters}".rstrip()
+
+
+def condition_words(marks: Mapping[str, str]) -> list[str]:
+    kinds = "; ".join(f"{letter}: {condition}" for condition, letter in marks.items())
+    return [f"*CPU s a run* compare only under one and the same letter. {kinds}."] if marks else []
 
 
 def _short_markdown(outcome: Outcome) -> str:

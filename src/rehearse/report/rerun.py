@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
+from ..paper.conditions import seen_only
 from ..spec import Spec
 
 FIELDS = (
@@ -13,8 +16,9 @@ FIELDS = (
 )  # fmt: skip
 
 
-def rerun_command(spec: Spec) -> str:
+def rerun_command(result: Mapping[str, Any]) -> str:
     """The command line that makes this run again."""
+    spec = Spec.from_dict(result["spec"])
     words = ["rehearse", "run", spec.method, "--stream", spec.stream, "--seeds", "1", "--first-seed", str(spec.seed)]
     for name in FIELDS:
         value = getattr(spec, name)
@@ -25,6 +29,7 @@ def rerun_command(spec: Spec) -> str:
     words += ["--split-seed", str(spec.split_seed)] if spec.split_seed else []
     words += ["--include-current-task"] if spec.exclude_current_task is False else []
     words += ["--task-free"] if spec.task_free else []
+    words += ["--seen-only"] if seen_only(result) else []
     for name, value in spec.options.items():
         words += ["--option", f"{name}={json.dumps(value)}"]
     return shlex.join(words)
