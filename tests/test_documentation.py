@@ -15,6 +15,8 @@ from rehearse import latent, learners, losses, memory, nets, retrieval
 from rehearse.campaign.store import results_in
 from rehearse.paper.outcome import Results, outcome
 from rehearse.paper.targets import TARGETS, find_targets
+from rehearse.report.claims import CLAIMS, what_it_comes_to
+from rehearse.report.comparisons import comparisons
 from rehearse.report.controls import controls_page
 from rehearse.report.reproduction import filled
 
@@ -102,6 +104,8 @@ def test_generated_pages_are_those_of_the_results():
     results = Results(results_in([ROOT / "results"], pytest.fail))
     figures = {path.stem: f"figures/{path.name}" for path in (ROOT / "docs" / "figures").glob("*.svg")}
     controls = [outcome(target, results) for target in find_targets(["controls"])]
+    compared = [comparison for one in controls for comparison in comparisons(one)]
+    assert what_it_comes_to(compared) == ["\n".join(f"- {claim}" for claim in CLAIMS)], "a claim that does not hold"
     assert controls_page(controls, figures) == (ROOT / "docs" / "what-makes-it-work.md").read_text("utf-8")
     found = [outcome(target, results) for target in find_targets(["all"])]
     for page in ("README.md", "docs/methods/ae.md"):

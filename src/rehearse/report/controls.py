@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..paper.outcome import MOMENTS, SEARCHED, Outcome
 from ..paper.targets import PARTS
+from .claims import what_it_comes_to
 from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, every_retrieval, practitioner, researcher
 from .questions import in_short
@@ -49,6 +50,7 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         "Of twenty comparisons in which there is nothing to be found, one will look settled by chance, "
         "and comparisons that share runs err together.",
         "## In plain words",
+        *what_it_comes_to(compared),
         in_short(compared),
         practitioner(outcomes, compared),
         researcher(outcomes, compared),

@@ -238,5 +238,5 @@ def _places(tried: Sequence[Comparison], verdict: Verdict) -> str:
     found = [comparison for comparison in tried if comparison.verdict() == verdict]
     if len(found) > 2:
         streams = Counter(STREAM_TITLES.get(comparison.stream, comparison.stream) for comparison in found)
-        return f"{', '.join(f'{stream} {n} times' for stream, n in streams.items())}{_span(found)}"
+        return f"{', '.join(f'{stream} ({n})' for stream, n in streams.items())}{_span(found)}"
     return "; ".join(_named(comparison) for comparison in found) or UNDEFINED
