@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 from ..errors import InvalidInput
@@ -190,7 +191,9 @@ def find_targets(names: Sequence[str]) -> list[Target]:
     found: dict[str, Target] = {}
     for name in names:
         if name not in TARGETS and name not in GROUPS:
-            raise InvalidInput(f"there is no target {name!r}; there are {', '.join([*TARGETS, *GROUPS])}")
+            near = get_close_matches(name, [*TARGETS, *GROUPS], n=1)
+            meant = f" (did you mean {near[0]}?)" if near else ""
+            raise InvalidInput(f"there is no target {name!r}{meant}; there are {', '.join([*TARGETS, *GROUPS])}")
         for part in GROUPS.get(name, (name,)):
             found[part] = TARGETS[part]
     return list(found.values())

@@ -332,7 +332,7 @@ def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence
     """What would run, and what it would cost; ``together`` counts the runs that several targets share once."""
     guessed = any(not estimate.measured for *_, estimates, _ in forecasts for estimate in estimates)
     caption = "* estimated, for want of a run with the same settings; " if guessed else ""
-    caption += "checkpoints come and go beside these files"
+    caption += "together counts a run that several need once; checkpoints come and go beside these files"
     table = Table(title="what would run", caption=caption)
     for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
         table.add_column(name, justify="left" if name == "target" else "right")
