@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import nan
-from statistics import fmean
 from typing import Any
 
-from ..paper.outcome import MOMENTS, Outcome, cpu_seconds, values_of
+from ..paper.outcome import MOMENTS, Outcome, common_costs, values_of
 from ..paper.targets import PARTS
 from ..statistics import Summary, summary
 
@@ -104,22 +103,23 @@ def _legend_below(figure: Any, axes: Any) -> None:
 
 
 def against_cost(outcome: Outcome, figure: Any) -> None:
-    """Accuracy against the CPU seconds of a run; the line is what ER-MIR costs."""
+    """Accuracy of all runs against the CPU seconds of those that compare; the line is what ER-MIR costs."""
     columns = [column for column in _columns(outcome) if any(outcome.runs[row, column] for row in _rows(outcome))]
     figure.set_size_inches(2.8 * len(columns) + 1.8, 2.8)
     looks = _looks(_rows(outcome))
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        costs = common_costs(outcome, column)
         for row, (colour, marker) in looks.items():
-            runs, point = outcome.runs[row, column], _measured(outcome, row, column, "accuracy")
-            if point.n:
-                seconds = fmean(cpu_seconds(result) for result in runs.values())
+            point = _measured(outcome, row, column, "accuracy")
+            if row in costs and point.n:
+                seconds = costs[row]
                 axes.errorbar(
                     [seconds], [100 * point.mean], [_half(point)],
                     color=colour, marker=marker, linestyle="none", capsize=2, label=f"{row} (n = {point.n})",
                 )  # fmt: skip
                 if row == "ER-MIR":
                     axes.axvline(seconds, color=colour, linewidth=0.6, linestyle=":")
-        axes.set_xlabel("CPU seconds a run")
+        axes.set_xlabel("CPU seconds a run" if costs else "CPU seconds do not compare")
         axes.set_ylabel("accuracy (%)")
         axes.set_title(column, fontsize=8)
     figure.legend(

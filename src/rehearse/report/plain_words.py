@@ -7,9 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..learners import Replay
-from ..paper.conditions import UNKNOWN
 from ..paper.controls import SMALLER
-from ..paper.outcome import MOMENTS, Line, Outcome, values_of
+from ..paper.outcome import MOMENTS, Line, Outcome, common_costs, values_of
 from ..paper.targets import PARTS
 from ..statistics import paired_difference
 from .comparisons import Comparison, Verdict, difference_of, once, side
@@ -130,41 +129,35 @@ def equal_cost(outcome: Outcome) -> Iterator[str]:
     """Where CPU time is the question: the best that it buys plain replay, against ER-MIR."""
     if outcome.target.name not in PARTS["controls-cost"]:
         return
-    known = [line for line in outcome.lines if line.metric == "accuracy" and line.ours and line.cpu_seconds]
+    known = [line for line in outcome.lines if line.metric == "accuracy" and line.ours]
     for mir in (line for line in known if line.entry.row == "ER-MIR"):
         where = f"In {_short(outcome.target.name)}, {mir.entry.column}"
         others = [line for line in known if line is not mir and line.entry.column == mir.entry.column]
-        if not one_condition([mir, *others]):
-            kinds = "; ".join(sorted({condition for line in (mir, *others) for condition in line.conditions}))
+        costs = common_costs(outcome, mir.entry.column)
+        if not costs:
             yield (
-                f"{where}: not all runs were made under one condition that is known ({kinds}). Accuracies compare, CPU "
-                "seconds do not: no verdict on equal cost."
+                f"{where}: the runs share no condition that is known, of processor and evaluation. Accuracies compare, "
+                "CPU seconds do not: no verdict on equal cost."
             )
             continue
-        fits = [line for line in others if _cost(line) <= ABOUT * _cost(mir)]
+        limit = ABOUT * costs["ER-MIR"]
+        fits = [line for line in others if costs[line.entry.row] <= limit]
+        dearer = [line for line in others if line not in fits]
+        said = [f"{where}: {_reached(mir, costs)}"]
         if fits:
             best = max(fits, key=lambda line: line.ours.mean if line.ours else 0.0)
-            dearer = min((line for line in others if line not in fits), key=_cost, default=None)
-            further = "no other plain replay has been run" if len(others) == 1 else ""
-            if dearer is not None:
-                further = f"at {_cost(dearer) / _cost(mir):.2f} times the cost of ER-MIR: {_reached(dearer)}"
-            words = "the best plain replay that was run and costs about as much or less"
-            yield f"{where}: {_reached(mir)}; {words}: {_reached(best)}{f'; {further}' if further else ''}."
+            said.append(f"the best plain replay that was run and costs about as much or less: {_reached(best, costs)}")
+        if dearer:
+            least = min(dearer, key=lambda line: costs[line.entry.row])
+            times = costs[least.entry.row] / costs["ER-MIR"]
+            said.append(f"at {times:.2f} times the cost of ER-MIR: {_reached(least, costs)}")
+        yield f"{'; '.join(said)}."
 
 
-def one_condition(lines: Sequence[Line]) -> bool:
-    """Whether CPU seconds of these compare: every run under the same condition, on a processor whose model is known."""
-    conditions = {condition for line in lines for condition in line.conditions}
-    return len(conditions) == 1 and UNKNOWN not in next(iter(conditions))
-
-
-def _cost(line: Line) -> float:
-    return line.cpu_seconds or 0.0
-
-
-def _reached(line: Line) -> str:
+def _reached(line: Line, costs: Mapping[str, float]) -> str:
     assert line.ours is not None
-    return f"{line.entry.row} with {_cost(line):.1f} CPU s a run, {number(line.ours, 'accuracy')} % (n = {line.ours.n})"
+    row = line.entry.row
+    return f"{row} with {costs[row]:.1f} CPU s a run, {number(line.ours, 'accuracy')} % (n = {line.ours.n})"
 
 
 def searched(outcome: Outcome) -> Iterator[str]:
