@@ -63,9 +63,16 @@ def outcome_table(outcome: Outcome) -> Table:
     table = Table(title=f"{target.name}: {target.title} ({units(target.metrics)})", caption=legend(target.metrics))
     for name in _head(outcome):
         table.add_column(name, justify="left" if name in HEAD[:3] else "right")
-    for line in outcome.lines:
+    for line in _told(outcome):
         table.add_row(*_cells(line, outcome))
     return table
+
+
+def _told(outcome: Outcome) -> list[Line]:
+    """Its lines, without what only searches measure in rows that were run and have none."""
+    return [
+        line for line in outcome.lines if line.metric not in SEARCHED or line.ours is not None or not line.conditions
+    ]
 
 
 def tells_precision(outcome: Outcome) -> bool:
@@ -207,7 +214,7 @@ def outcome_markdown(outcome: Outcome) -> str:
     target = outcome.target
     marks = condition_marks(outcome)
     rows = [
-        [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in outcome.lines
+        [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in _told(outcome)
     ]
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
     parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
