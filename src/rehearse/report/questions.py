@@ -22,7 +22,7 @@ class Question(NamedTuple):
 MNIST, PERMUTED, LOSSES = "controls-cost-mnist", "controls-learning-rate", "controls-losses"
 FULL, SHORT, COST = "controls-batchnorm-full", "controls-batchnorm-2500", "controls-cost-cifar10"
 GENERATIVE, HYBRID, CONTROL = "controls-generative", "controls-hybrid", "GEN at GEN-MIR's settings"
-PASSED, TEN = "ER, candidates passed", "ten codes ten times"
+PASSED, TEN, RAW = "ER, candidates passed", "ten codes ten times", "ER, 416 raw images"
 QUESTIONS = (
     Question("Is it better to choose by interference? On Split MNIST", MNIST, "ER-MIR", "ER", "Split MNIST"),
     Question("On Permuted MNIST", PERMUTED, "ER-MIR", "ER", "Permuted, lr 0.05"),
@@ -51,7 +51,10 @@ QUESTIONS = (
              GENERATIVE, "GEN-MIR, interference term alone", CONTROL, "MNIST Split"),
     Question("From codes: is the search better, with 100 codes recalled?", HYBRID, "AE-MIR", "AE", "equal bytes"),
     Question("… with ten codes recalled ten times", HYBRID, f"AE-MIR, {TEN}", f"AE, {TEN}", "equal bytes"),
+    Question("… ten codes ten times against 100 at random, as in the authors' program",
+             HYBRID, f"AE-MIR, {TEN}", "AE", "equal bytes"),
     Question("From codes at random: are ten, ten times, better than 100?", HYBRID, f"AE, {TEN}", "AE", "equal bytes"),
+    Question("At equal bytes: are codes better than raw images?", HYBRID, "AE", RAW, "equal bytes"),
     Question("With the asymmetric loss: is it better to choose? On Split MNIST",
              f"{LOSSES}-mnist", "er-ace-mir", "er-ace", "Split MNIST"),
     Question("… Split CIFAR-10, 2,500 samples a task, re-estimated",
