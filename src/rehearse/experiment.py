@@ -301,7 +301,8 @@ class Run:
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
         self.learner.load_state_dict(state["learner"])
-        self.settings = dataclasses.replace(self.settings, seen_only=state.get("seen_only", False))  # as it began
+        # it goes on as it began
+        self.settings = dataclasses.replace(self.settings, seen_only=state.get("seen_only", self.settings.seen_only))
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = _arrays(state["matrices"])
         self.treatments = {name: _arrays(matrices) for name, matrices in state["treatments"].items()}

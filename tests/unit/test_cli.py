@@ -478,14 +478,19 @@ def test_the_tasks_so_far_alone(rehearse_command: Command, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("began", [True, False])
-def test_a_run_that_goes_on_evaluates_as_it_began(tmp_path: Path, began: bool) -> None:
+@pytest.mark.parametrize("says", [True, False])
+def test_a_run_that_goes_on_evaluates_as_it_began(began: bool, says: bool) -> None:
+    """A checkpoint from before it was said goes by what is asked for."""
     spec = resolve("er", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
     first = Run(spec, Settings(seen_only=began))
     steps = first.steps()
     for _ in range(4):  # two tasks
         next(steps)
-    second = Run(spec, Settings(seen_only=not began))
-    second.load(first.state())
+    state = first.state()
+    if not says:
+        del state["seen_only"]
+    second = Run(spec, Settings(seen_only=not began if says else began))
+    second.load(state)
     for _ in second.steps():
         pass
     ahead = [entry for task, row in enumerate(second.result()["matrices"]["test"]) for entry in row[task + 1 :]]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from made_results import made_result
 
+from rehearse.paper.conditions import UNKNOWN, condition, rounding
 from rehearse.paper.outcome import Outcome, Results, outcome, values_of
 from rehearse.paper.target import Entry
 from rehearse.paper.targets import CONTROLS, GROUPS, PARTS, TARGETS, find_targets
@@ -120,9 +121,11 @@ def test_advice_follows_what_is_settled(verdicts: Any, said: str) -> None:
 
 
 def test_advice_names_the_price() -> None:
-    assert advice(Counter(ahead=1), Counter(behind=1, open=2)) == "yes, but it forgets more"
-    assert advice(Counter(ahead=1), Counter(behind=1, ahead=1)) == "yes"
+    assert advice(Counter(ahead=1), Counter(behind=1, open=2)) == "yes; forgets more in 1 of 3"
+    assert advice(Counter(ahead=1), Counter(behind=1, ahead=1)) == "yes; forgets more in 1 of 2"
     assert advice(Counter(behind=1), Counter(behind=1)) == "no"
+    assert advice(Counter(behind=1), Counter(ahead=2)) == "no; forgets less in 2 of 2"
+    assert advice(Counter(open=1), Counter(behind=1)) == "undecided; forgets more in 1 of 1"
 
 
 def test_every_question_is_one_of_a_target_and_every_verdict_has_an_answer() -> None:
@@ -277,7 +280,7 @@ def test_the_words_for_the_practitioner_are_those_of_the_numbers() -> None:
     advised = {words: cells[0] for words, cells in lines.items() if words in SWITCHES}
     assert advised.keys() == SWITCHES.keys()
     recalibrated = next(words for words in SWITCHES if "recalibrated" in words)
-    assert advised[recalibrated] == "yes, but it forgets more"  # as these results are made
+    assert advised[recalibrated] == "yes; forgets more in 2 of 3"  # published 0.1, these 0.2, clean 0.2
     assert "+5.0 ± 0.2 (n = 3; `recalibrated − published` in batchnorm-full, ER)" in lines[recalibrated][1]
     assert "costs about as much or less: ER, 2 updates with 9.0 CPU s a run, 85.0" in practitioner(outcomes(), compared)
     assert advised[next(words for words in SWITCHES if "joint" in words)] == "not run"
@@ -317,7 +320,7 @@ def test_cpu_seconds_of_runs_that_evaluated_more_are_not_compared() -> None:
     (said,) = equal_cost(found)
     assert "no verdict on equal cost" in said
     page = controls_page([found], {})
-    assert "*CPU s a run* compare only under one and the same letter. a: one (first), some; b: " in page
+    assert "*CPU s a run* compare only under one letter, and of known models alone. a: one (first), some; b: " in page
     assert "| ER | Split MNIST | 80.0 | 10.0 | 1 | 10.0 a |" in page
     assert "10.0 a |" in outcome_markdown(found)
 
@@ -332,6 +335,18 @@ def test_about_as_much_is_as_much_and_the_next_dearer_is_named() -> None:
     (said,) = equal_cost(outcome(target, Results(results)))
     assert "costs about as much or less: ER, 50 recalled with 10.4 CPU s a run, 82.0 % (n = 1); " in said
     assert "at 1.20 times the cost of ER-MIR: ER, 2 updates with 12.0 CPU s a run" in said
+
+
+def test_a_run_of_two_processors_compares_with_none() -> None:
+    made = made_result(entry("controls-cost-mnist", "ER", "Split MNIST").spec(0))
+    place = made["environment"]
+    again = made | {"environment": place | {"commit": "b", "earlier": [place | {"commit": "a"}]}}
+    assert (condition(again), rounding(again)) == (condition(made), rounding(made)), "other code, the same processor"
+    moved = made | {"environment": place | {"earlier": [place | {"processor_model": "second"}]}}
+    assert UNKNOWN in condition(moved)
+    assert rounding(moved) == rounding(made)
+    elsewhere = made | {"environment": place | {"earlier": [place | {"cpu_capability": "other"}]}}
+    assert rounding(elsewhere) != rounding(made)
 
 
 def test_pairs_across_processors_are_marked() -> None:

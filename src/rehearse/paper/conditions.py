@@ -9,9 +9,15 @@ UNKNOWN = "model unknown"
 
 
 def rounding(result: Mapping[str, Any]) -> str:
-    """What decides how a processor adds up: on two kinds of them one seed is two runs."""
-    place = result["environment"]
-    return f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}"
+    """What decides how its processors add up: on two kinds of them one seed is two runs."""
+    return "; ".join(
+        sorted({f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}" for place in _places(result)})
+    )
+
+
+def _places(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments of its parts: a run may go on elsewhere."""
+    return [result["environment"], *result["environment"].get("earlier", [])]
 
 
 def seen_only(result: Mapping[str, Any]) -> bool:
@@ -22,13 +28,13 @@ def seen_only(result: Mapping[str, Any]) -> bool:
 
 def condition(result: Mapping[str, Any]) -> str:
     """The processor of a run (those of one name may differ by half in speed), and what else its CPU seconds hang on."""
-    place = result["environment"]
-    words = [
-        f"{place.get('processor', '?')} ({place.get('processor_model') or UNKNOWN})",
-        str(place.get("cpu_capability", "?")),
-    ]
+    processors = sorted({_processor(place) for place in _places(result)})
+    words = [processors[0] if len(processors) == 1 else f"{' and '.join(processors)} ({UNKNOWN} by parts)"]
     if seen_only(result):
         words.append("tasks so far alone evaluated")
-    if place.get("earlier"):
-        words.append("begun elsewhere")
     return ", ".join(words)
+
+
+def _processor(place: Mapping[str, Any]) -> str:
+    model = place.get("processor_model") or UNKNOWN
+    return f"{place.get('processor', '?')} ({model}), {place.get('cpu_capability', '?')}"

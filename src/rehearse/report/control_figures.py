@@ -104,7 +104,10 @@ def _legend_below(figure: Any, axes: Any) -> None:
 
 def against_cost(outcome: Outcome, figure: Any) -> None:
     """Accuracy of all runs against the CPU seconds of those that compare; the line is what ER-MIR costs."""
-    columns = [column for column in _columns(outcome) if any(outcome.runs[row, column] for row in _rows(outcome))]
+    columns = [column for column in _columns(outcome) if common_costs(outcome, column)]
+    if not columns:
+        figure.text(0.5, 0.5, "no CPU seconds that compare", ha="center", va="center")
+        return
     figure.set_size_inches(2.8 * len(columns) + 1.8, 2.8)
     looks = _looks(_rows(outcome))
     for axes, column in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
@@ -119,7 +122,7 @@ def against_cost(outcome: Outcome, figure: Any) -> None:
                 )  # fmt: skip
                 if row == "ER-MIR":
                     axes.axvline(seconds, color=colour, linewidth=0.6, linestyle=":")
-        axes.set_xlabel("CPU seconds a run" if costs else "CPU seconds do not compare")
+        axes.set_xlabel("CPU seconds a run")
         axes.set_ylabel("accuracy (%)")
         axes.set_title(column, fontsize=8)
     figure.legend(

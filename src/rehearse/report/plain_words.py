@@ -205,8 +205,8 @@ def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) ->
         (
             "### For a practitioner: what to switch on",
             "A switch gets a yes where it is settled to be ahead in accuracy somewhere and behind nowhere, a no where "
-            "it is the other way round, and no advice where nothing is settled; where forgetting is settled the other "
-            "way, that is said. Differences are in points of accuracy.",
+            "it is the other way round, and no advice where nothing is settled. Where forgetting is settled against "
+            "the advice, in how many of the comparisons is said. Differences are in points of accuracy.",
             markdown_table(["switch", "advice", "ahead", "behind", "open", "not run"], rows, right=4),
             f'`Replay` has `batchnorm="{default}"` by default ([what the treatments are](how-to/batch-norm.md)); the '
             "specs of the paper have `published`, where whatever passes the network moves its statistics.",
@@ -216,14 +216,15 @@ def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) ->
 
 
 def advice(verdicts: Counter[Verdict], forgetting: Counter[Verdict]) -> str:
+    """By accuracy; with what is settled against it in forgetting."""
     ahead, behind = verdicts["ahead"], verdicts["behind"]
-    if ahead and behind:
-        return "it depends"
-    if ahead:
-        return "yes, but it forgets more" if forgetting["behind"] and not forgetting["ahead"] else "yes"
-    if behind:
-        return "no, but it forgets less" if forgetting["ahead"] and not forgetting["behind"] else "no"
-    return "undecided" if verdicts["open"] else "not run"
+    if not (ahead or behind):
+        word = "undecided" if verdicts["open"] else "not run"
+    else:
+        word = "it depends" if ahead and behind else "yes" if ahead else "no"
+    against, words = (forgetting["ahead"], "less") if word == "no" else (forgetting["behind"], "more")
+    run = sum(forgetting[verdict] for verdict in RUN)
+    return f"{word}; forgets {words} in {against} of {run}" if against else word
 
 
 def _places(tried: Sequence[Comparison], verdict: Verdict) -> str:

@@ -23,6 +23,7 @@ MNIST, PERMUTED, LOSSES = "controls-cost-mnist", "controls-learning-rate", "cont
 FULL, SHORT, COST = "controls-batchnorm-full", "controls-batchnorm-2500", "controls-cost-cifar10"
 GENERATIVE, HYBRID, CONTROL = "controls-generative", "controls-hybrid", "GEN at GEN-MIR's settings"
 PASSED, TEN, RAW = "ER, candidates passed", "ten codes ten times", "ER, 416 raw images"
+RANKING = "ranking of samples, no search"
 QUESTIONS = (
     Question("Is it better to choose by interference? On Split MNIST", MNIST, "ER-MIR", "ER", "Split MNIST"),
     Question("On Permuted MNIST", PERMUTED, "ER-MIR", "ER", "Permuted, lr 0.05"),
@@ -49,6 +50,9 @@ QUESTIONS = (
              GENERATIVE, "GEN-MIR, confidence term alone", CONTROL, "MNIST Split"),
     Question("… its term for interference alone",
              GENERATIVE, "GEN-MIR, interference term alone", CONTROL, "MNIST Split"),
+    Question("… weights under which interference rises",
+             GENERATIVE, "GEN-MIR, interference made to rise", CONTROL, "MNIST Split"),
+    Question("… no search, samples ranked by interference", GENERATIVE, RANKING, CONTROL, "MNIST Split"),
     Question("From codes: is the search better, with 100 codes recalled?", HYBRID, "AE-MIR", "AE", "equal bytes"),
     Question("… with ten codes recalled ten times", HYBRID, f"AE-MIR, {TEN}", f"AE, {TEN}", "equal bytes"),
     Question("… ten codes ten times against 100 at random, as in the authors' program",

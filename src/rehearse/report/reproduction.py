@@ -10,6 +10,7 @@ from string import ascii_lowercase
 from rich.table import Table
 
 from ..errors import InvalidInput
+from ..paper.conditions import UNKNOWN
 from ..paper.costs import Estimate
 from ..paper.outcome import SEARCHED, Difference, Judgement, Line, Outcome
 from ..statistics import Summary, seeds_needed
@@ -228,8 +229,8 @@ def outcome_markdown(outcome: Outcome) -> str:
 
 def _differences_markdown(outcome: Outcome) -> str:
     table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
-    words = "".join(f" {words}" for words in _crossed_words(outcome))
-    return f"Paired differences on the same seeds, {_difference_units(outcome)}:{words}\n\n{table}"
+    head = f"Paired differences on the same seeds, {_difference_units(outcome)}:"
+    return "\n\n".join([head, table, *_crossed_words(outcome)])
 
 
 def _crossed_words(outcome: Outcome) -> list[str]:
@@ -237,9 +238,10 @@ def _crossed_words(outcome: Outcome) -> list[str]:
 
 
 def condition_marks(outcome: Outcome) -> dict[str, str]:
-    """A letter for each condition that its runs were made under, where there is more than one."""
+    """A letter for each condition that its runs were made under, but where that is one and known."""
     conditions = sorted({condition for line in outcome.lines for condition in line.conditions})
-    return dict(zip(conditions, ascii_lowercase, strict=False)) if len(conditions) > 1 else {}
+    plain = len(conditions) == 1 and UNKNOWN not in conditions[0]
+    return {} if plain else dict(zip(conditions, ascii_lowercase, strict=False))
 
 
 def cpu_words(line: Line, marks: Mapping[str, str]) -> str:
@@ -250,7 +252,7 @@ def cpu_words(line: Line, marks: Mapping[str, str]) -> str:
 
 def condition_words(marks: Mapping[str, str]) -> list[str]:
     kinds = "; ".join(f"{letter}: {condition}" for condition, letter in marks.items())
-    return [f"*CPU s a run* compare only under one and the same letter. {kinds}."] if marks else []
+    return [f"*CPU s a run* compare only under one letter, and of known models alone. {kinds}."] if marks else []
 
 
 def _short_markdown(outcome: Outcome) -> str:
