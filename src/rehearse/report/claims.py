@@ -39,10 +39,12 @@ CLAIMS: dict[str, tuple[Ground, ...]] = {
         Ground(MNIST, "ER-MIR", "ER", "Split MNIST", "ahead", "ahead"),
         Ground(PERMUTED, "ER-MIR", "ER", "Permuted, lr 0.05", "ahead"),
     ),
-    "On Split CIFAR-10 it helps as the paper has it (three seeds). How much of that is the choice is open: it is no "
-    "longer seen to be ahead in accuracy where batch-norm's statistics are re-estimated from the memory, where "
-    "candidates pass through the network for plain replay too, or with group-norm.": (
-        Ground(FULL, "ER-MIR", "ER", "published", "ahead"),
+    "On Split CIFAR-10, batch-norm's statistics as published, it is ahead with 500 memories, and three seeds leave it "
+    "open with 1,000. It is not seen to be ahead in accuracy where the statistics are re-estimated from the memory, "
+    "where candidates pass through the network for plain replay too, or with group-norm.": (
+        Ground(BY_MEMORY, "ER-MIR", "ER", "M=50, published", "ahead"),
+        Ground(FULL, "ER-MIR", "ER", "published", "open"),
+        Ground(BY_MEMORY, "ER-MIR", "ER", "M=50, recalibrated", "open"),
         Ground(FULL, "ER-MIR", "ER", "recalibrated", "open"),
         Ground(FULL, "ER-MIR", PASSED, "published", "open"),
         Ground(FULL, "ER-MIR", "ER", "group-norm", "open"),
