@@ -130,7 +130,7 @@ def test_advice_names_the_price() -> None:
 
 def test_every_question_is_one_of_a_target_and_every_verdict_has_an_answer() -> None:
     compared = [comparison for one in outcomes() for comparison in comparisons(one)]
-    assert {question[1:] for question in QUESTIONS} <= {(c.target, c.later, c.earlier, c.where) for c in compared}
+    assert {question[1:] for question in QUESTIONS} <= {comparison.place for comparison in compared}
     assert ANSWERS.keys() == set(product(RUN, RUN))
 
 
@@ -170,7 +170,7 @@ def test_an_answer_is_that_of_its_intervals(accuracy: float, forgetting: float, 
 
 def test_every_claim_has_its_grounds_and_falls_with_them() -> None:
     compared = [comparison for one in outcomes() for comparison in comparisons(one)]
-    places = {(c.target, c.later, c.earlier, c.where) for c in compared}
+    places = {comparison.place for comparison in compared}
     assert {ground[:4] for grounds in CLAIMS.values() for ground in grounds} <= places
     assert what_it_comes_to(compared) == []  # of these results none holds, though ER-MIR is ahead on Split MNIST
     ground = Ground("controls-cost-mnist", "ER-MIR", "ER", "Split MNIST", "ahead")

@@ -15,11 +15,6 @@ def rounding(result: Mapping[str, Any]) -> str:
     )
 
 
-def _places(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The environments of its parts: a run may go on elsewhere."""
-    return [result["environment"], *result["environment"].get("earlier", [])]
-
-
 def seen_only(result: Mapping[str, Any]) -> bool:
     """Whether after each task the tasks so far alone were evaluated."""
     ahead = [entry for task, row in enumerate(result["matrices"]["test"]) for entry in row[task + 1 :]]
@@ -38,3 +33,8 @@ def condition(result: Mapping[str, Any]) -> str:
 def _processor(place: Mapping[str, Any]) -> str:
     model = place.get("processor_model") or UNKNOWN
     return f"{place.get('processor', '?')} ({model}), {place.get('cpu_capability', '?')}"
+
+
+def _places(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The environments of its parts: a run may go on elsewhere."""
+    return [result["environment"], *result["environment"].get("earlier", [])]

@@ -20,11 +20,11 @@ class Ground(NamedTuple):
     forgetting: Verdict | None = None
 
     def holds(self, compared: Sequence[Comparison]) -> bool:
-        found = [c for c in compared if (c.target, c.later, c.earlier, c.where) == self[:4]]
         return any(
-            self.accuracy in (None, comparison.verdict())
-            and self.forgetting in (None, comparison.verdict("forgetting", better=-1))
-            for comparison in found
+            comparison.place == self[:4]
+            and self.accuracy in (None, comparison.verdict())
+            and self.forgetting in (None, comparison.verdict("forgetting"))
+            for comparison in compared
         )
 
 

@@ -30,11 +30,16 @@ class Comparison:
     runs: tuple[str, str]
     """What is run for the two, to tell the same comparison in another target."""
 
-    def verdict(self, metric: str = "accuracy", *, better: int = 1) -> Verdict:
-        """``better`` is −1 for what should be low."""
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """What tells it from all other comparisons of all targets."""
+        return self.target, self.later, self.earlier, self.where
+
+    def verdict(self, metric: str = "accuracy") -> Verdict:
+        """On which side it lies; to forget less is to be ahead."""
         if metric not in self.found:
             return "not run" if self.available else "not available"
-        return side(self.found[metric].ours, better)
+        return side(self.found[metric].ours, -1 if metric == "forgetting" else 1)
 
 
 def side(difference: Summary, better: int = 1) -> Verdict:

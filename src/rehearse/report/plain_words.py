@@ -58,7 +58,7 @@ def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> s
     tried = [comparison for comparison in compared if comparison.retrieval]
     counted = once(tried)
     accuracy = Counter(comparison.verdict() for comparison in counted)
-    forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in counted)
+    forgetting = Counter(comparison.verdict("forgetting") for comparison in counted)
     run = sum(accuracy[verdict] for verdict in RUN)
     return "\n\n".join(
         (
@@ -196,7 +196,7 @@ def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) ->
         if not tried:  # a page of some controls says nothing of the others
             continue
         verdicts = Counter(comparison.verdict() for comparison in tried)
-        forgetting = Counter(comparison.verdict("forgetting", better=-1) for comparison in tried)
+        forgetting = Counter(comparison.verdict("forgetting") for comparison in tried)
         ahead, behind = _places(tried, "ahead"), _places(tried, "behind")
         unmade = verdicts["not run"] + verdicts["not available"]
         rows.append([words, advice(verdicts, forgetting), ahead, behind, str(verdicts["open"]), str(unmade)])

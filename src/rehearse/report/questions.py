@@ -83,13 +83,13 @@ ANSWERS: dict[tuple[Verdict, Verdict], str] = {  # by accuracy, by forgetting
 
 def in_short(compared: Sequence[Comparison]) -> str:
     """Each question with its difference in accuracy and forgetting, and what these settle."""
-    known = {(c.target, c.later, c.earlier, c.where): c for c in compared}
+    known = {comparison.place: comparison for comparison in compared}
     rows = []
     for question in QUESTIONS:
         comparison = known.get(question[1:])
         if comparison is None:
             continue
-        verdicts = comparison.verdict(), comparison.verdict("forgetting", better=-1)
+        verdicts = comparison.verdict(), comparison.verdict("forgetting")
         answer = ANSWERS.get(verdicts, verdicts[0])
         pair = f"`{question.later} − {question.earlier}`"
         rows.append([question.words, answer, pair, *(difference_of(comparison, m) for m in ("accuracy", "forgetting"))])
