@@ -43,7 +43,7 @@ def _forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
         lines = input.permute(0, 2, 3, 1).reshape(n * h, w * c)
         means, variances = (each.view(w, c) for each in torch.batch_norm_update_stats(lines, None, None, 0.0))
         mean, variance = means.mean(0), variances.mean(0) + means.var(0, unbiased=False)
-        _move_statistics(norm, mean, variance * (n * h * w / (n * h * w - 1)))
+        move_statistics(norm, mean, variance * (n * h * w / (n * h * w - 1)))
         mean, variance, weight, bias = (values.repeat(w) for values in (mean, variance, norm.weight, norm.bias))
         normalised = F.batch_norm(lines, mean, variance, weight, bias, eps=norm.eps)
         return normalised.view(n, h, w, c).permute(0, 3, 1, 2)
@@ -57,7 +57,8 @@ def _has_lines(x: Tensor, weight: Tensor) -> bool:
     return plain and x.is_contiguous(memory_format=torch.channels_last) and x.shape[0] * x.shape[2] > 1
 
 
-def _move_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+def move_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
+    """Let the running statistics take in those of a batch, as torch does; the variance is the unbiased one."""
     if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
         return
     share = norm.momentum or 0.0

@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from .kernels import kernels_at_hand
+
 
 @cache
 def environment() -> dict[str, Any]:
@@ -30,6 +32,7 @@ def environment() -> dict[str, Any]:
         "processor_model": processor_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+        "kernels": "own" if kernels_at_hand() and torch.get_num_threads() == 1 else "torch",
     }
 
 

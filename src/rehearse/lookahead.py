@@ -25,6 +25,7 @@ from .foreseen import Foreseen, pass_before_and_after
 from .gradients import FactoredGradient, by_rate
 from .gradients import Gradient as Gradient
 from .heads import find_head, head_inputs
+from .kernels import own_kernels
 from .losses import CrossEntropy, as_loss
 from .parts import Parts, Stepped, parts_of
 from .parts import stepped_parameters as stepped_parameters
@@ -231,7 +232,8 @@ class Lookahead:
             everything = {name: parameter.detach() for name, parameter in self.model.named_parameters()} | replaced
             scores = self._compiled(everything, arguments, keywords)
         else:
-            with by_lines(parts.modules if self._compiled is None else ()):
+            modules = parts.modules if self._compiled is None else ()
+            with own_kernels(modules), by_lines(modules):
                 if replaced:
                     scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
                 else:

@@ -27,6 +27,7 @@ from ..compute import (
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient, chain_gradient, gradient_of, linear_uses
 from ..heads import fit, grow, outputs
+from ..kernels import own_kernels
 from ..lookahead import Lookahead, call_arguments
 from ..losses import CrossEntropy, Kind, as_loss, in_full
 from ..memory import Memory
@@ -331,9 +332,10 @@ class Learner(ABC):
         return self.prepare(tree_map(lambda leaf: leaf.to(device), x))
 
     def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
+        parts = self._parts()
         arguments, keywords = call_arguments(self.computation.layout(x))
         try:
-            with self.computation.autocast(self._parts().device, scoring=False):
+            with self.computation.autocast(parts.device, scoring=False), own_kernels(parts.modules):
                 if buffers is None:
                     scores = self.model(*arguments, **keywords)
                 else:

@@ -15,6 +15,7 @@ from ..batch import Batch, Tree, checked_inputs
 from ..compute import evaluation_mode, in_parts, modes_of, scoring_mode
 from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ..gradients import Gradient
+from ..kernels import own_kernels
 from ..lookahead import Lookahead
 from ..losses import in_full
 from ..memory import Memory
@@ -224,7 +225,8 @@ class AutoencoderReplay(Learner):
         foreseen = lookahead.foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
         precision = self.computation.autocast(self.device, scoring=True)
-        with scoring_mode(model), modes_of(model, previous), precision:
+        modules = [*model.modules(), *previous.modules()]
+        with scoring_mode(model), modes_of(model, previous), precision, own_kernels(modules):
             before = View(previous, buffer_copies(previous))
             after = View(model, foreseen | buffer_copies(model))
             try:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..compute import scoring_mode
 from ..errors import CheckpointError, InvalidInput, RehearseError
+from ..kernels import own_kernels
 from ..parts import Substitutes, buffer_copies
 from .snapshots import frozen_copy, load_network, network_state
 
@@ -148,7 +149,8 @@ class Codec:
             raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
 
     def _code(self, method: str, rows: Tensor) -> Tensor:
-        coded: Tensor = getattr(self.autoencoder, method)(rows)
+        with own_kernels(self.autoencoder.modules(), full=True):
+            coded: Tensor = getattr(self.autoencoder, method)(rows)
         return coded
 
 

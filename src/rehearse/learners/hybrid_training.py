@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from ..compute import RandomState, numpy_generator, resolve_precision, training_mode
 from ..errors import InvalidInput, RehearseError
-from ..gradients import loss_gradient
+from ..gradients import gradient_of
+from ..kernels import own_kernels
 from ..losses import in_full
-from ..parts import KeptBuffers
+from ..parts import KeptBuffers, parts_of
 from .hybrid_codec import check_codes, check_rebuilt
 from .snapshots import load_trained, restored, trained_state
 from .step import mean_loss, step_along
@@ -57,17 +58,18 @@ class AutoencoderTraining:
     def step(self, x: Tensor) -> None:
         """One step on these inputs. Refused, it leaves everything as it was."""
         autoencoder: Any = self.autoencoder
-        buffers = KeptBuffers(autoencoder.modules())
+        parts = parts_of(autoencoder, self.optimizer)
+        buffers = KeptBuffers(parts.modules)
         try:
-            with torch.enable_grad(), training_mode(autoencoder):
-                with self.computation.autocast(x.device, scoring=False):
+            with torch.enable_grad(), training_mode(autoencoder, parts.modules):
+                with self.computation.autocast(x.device, scoring=False), own_kernels(parts.modules):
                     codes = autoencoder.encode(x)
                     check_codes(x, codes)
                     rebuilt = autoencoder.decode(codes)
                 check_rebuilt(x, rebuilt)
                 loss = mean_loss(F.mse_loss(in_full(rebuilt), x))
-                gradient = loss_gradient(loss, autoencoder, self.optimizer)
-                step_along(gradient, autoencoder, self.optimizer, self.clip)
+                gradient = gradient_of(loss, parts.stepped)
+                step_along(gradient, autoencoder, self.optimizer, self.clip, parts.stepped)
         except BaseException as problem:
             buffers.put_back()
             if isinstance(problem, RuntimeError | ValueError | TypeError | IndexError) and not isinstance(

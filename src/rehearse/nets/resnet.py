@@ -79,6 +79,9 @@ class ReducedResNet18(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3 × 3 convolutions added to their input, which a 1 × 1 convolution fits where the shape changes."""
 
+    relu_of_sum = ("residual", "shortcut")
+    """What is added under the ReLU, for kernels that do both in one go."""
+
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.residual = nn.Sequential(

@@ -1,0 +1,198 @@
+"""Convolution and batch-norm as autograd sees them, computed by the kernels: bfloat16 in and out, sums in float32."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ..errors import RehearseError
+from .library import Norm, Shape, library
+
+FILLED: Final = 32  # channels that two registers hold
+WIDEST: Final = 160  # that our kernels have been measured with
+aten: Final = torch.ops.aten
+Convolution = nn.Conv2d | nn.ConvTranspose2d
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a convolution is besides its weight. It relates a coarse grid of pixels to a fine one, ``stride`` times as
+    wide and high: a plain one makes coarse of fine, a transposed one fine of coarse."""
+
+    kernel: int
+    stride: int
+    padding: int
+    transposed: bool
+
+    @classmethod
+    def of(cls, module: Convolution) -> Form | None:
+        """None for one that the kernels do not know."""
+        (kernel, *kernels), (stride, *strides) = module.kernel_size, module.stride
+        if module.padding_mode != "zeros" or isinstance(module.padding, str) or module.groups != 1:
+            return None
+        (padding, *paddings) = module.padding
+        square = kernels == [kernel] and strides == [stride] and paddings == [padding]
+        if not square or any(module.output_padding) or any(side != 1 for side in module.dilation):
+            return None
+        transposed = isinstance(module, nn.ConvTranspose2d)
+        near = padding <= stride and kernel - 1 - padding < 2 * stride  # no pixel needs more than its neighbours
+        known = near and kernel <= 4 and stride <= 2 and (not transposed or kernel - 2 * padding == stride)
+        return cls(kernel, stride, padding, transposed) if known else None
+
+    def fits(self, x: Tensor) -> bool:
+        """Whether these are images whose grids are related so."""
+        if x.ndim != 4 or 0 in x.shape:
+            return False
+        if self.transposed:
+            return True
+        made = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in x.shape[2:])
+        return all(side == self.stride * small for side, small in zip(x.shape[2:], made, strict=True))
+
+    def size(self, x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
+        """Of what it makes of these images."""
+        n, _, height, width = x.shape
+        if self.transposed:
+            return n, weight.shape[1], height * self.stride, width * self.stride
+        return n, weight.shape[0], height // self.stride, width // self.stride
+
+    def shape(self, coarse: Tensor, weight: Tensor) -> Any:
+        n, channels, height, width = coarse.shape
+        sides = (n, height, width, self.stride, self.kernel, self.padding, channels, weight.shape[1])
+        return ctypes.byref(Shape(*sides, *weight.stride(), coarse.dtype == torch.float32))
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """Stride, padding, dilation, transposed, output padding and groups, as torch's own kernels are told."""
+        return [self.stride] * 2, [self.padding] * 2, [1, 1], self.transposed, [0, 0], 1
+
+
+def layer(
+    x: Tensor,
+    convolution: Convolution | None,
+    form: Form | None,
+    norm: nn.BatchNorm2d | None = None,
+    relu: bool = False,
+    added: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """relu(norm(convolution(x)) + added), all but x optional; and of what was normalised the channels' means and
+    unbiased variances, if it was."""
+    weights = (None, None) if convolution is None else (convolution.weight, convolution.bias)
+    scales = (None, None) if norm is None else (norm.weight, norm.bias)
+    rest = None if added is None else _bfloat16(added)
+    epsilon = None if norm is None else norm.eps
+    made: tuple[Tensor, Tensor, Tensor] = _Layer.apply(  # type: ignore[no-untyped-call]
+        _bfloat16(x), *weights, *scales, rest, form, epsilon, relu
+    )
+    return made
+
+
+@torch.no_grad()
+def convolve_in_full(x: Tensor, convolution: Convolution, form: Form) -> Tensor:
+    """The same of a convolution alone in float32, for passes of which no gradient is taken."""
+    return _convolved(x.contiguous(memory_format=torch.channels_last), convolution.weight, convolution.bias, form)
+
+
+class _Layer(torch.autograd.Function):
+    """One function instead of two: autograd's ceremony is a good part of what small images take."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        offset: Tensor | None,
+        added: Tensor | None,
+        form: Form | None,
+        epsilon: float | None,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        ctx.form, ctx.epsilon, ctx.relu = form, epsilon, relu
+        convolved = x if weight is None or form is None else _convolved(x, weight, bias, form)
+        if epsilon is None:
+            ctx.save_for_backward(x, weight)
+            return convolved, None, None
+        mean, inverse, variance = torch.empty(3, convolved.shape[1]).unbind()
+        made = torch.empty_like(convolved)
+        norm = _norm(convolved, epsilon, relu)
+        _call("normalise", norm, convolved, added, scale, offset, made, mean, inverse, variance)
+        ctx.save_for_backward(x, weight, convolved, added, scale, offset, mean, inverse)
+        ctx.mark_non_differentiable(mean, variance)
+        return made, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, *normalised = ctx.saved_tensors
+        for_x, for_weight, for_bias, *_ = ctx.needs_input_grad
+        gradient = _bfloat16(gradient)
+        by_x = by_weight = by_bias = by_scale = by_offset = by_added = None
+        if normalised:
+            convolved, added, scale, offset, mean, inverse = normalised
+            by_convolved, by_scale, by_offset = (torch.empty_like(each) for each in (convolved, scale, offset))
+            by_added = None if added is None else torch.empty_like(added) if ctx.relu else gradient
+            given = (gradient, convolved, added, scale, offset, mean, inverse)
+            norm, by = _norm(convolved, ctx.epsilon, ctx.relu), (by_convolved, by_added, by_scale, by_offset)
+            _call("normalise_gradient", norm, *given, *by)
+            by_x = gradient = by_convolved
+        if ctx.form is not None:
+            by_x, by_weight = _gradients(x, gradient, weight, ctx.form, for_x, for_weight)
+            by_bias = gradient.sum((0, 2, 3), dtype=weight.dtype) if for_bias else None
+        return by_x, by_weight, by_bias, by_scale, by_offset, by_added, None, None, None
+
+
+def _is_ours(weight: Tensor, form: Form, to_fine: bool) -> bool:
+    """Our kernels are the faster ones with few channels, and where fine is made of coarse with channels that do not
+    fill registers; torch's, or as fast, with all others."""
+    channels = weight.shape[:2]
+    if to_fine and form.stride > 1:
+        return max(channels) <= WIDEST and any(each % FILLED for each in channels)
+    return max(channels) < FILLED
+
+
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
+    if not _is_ours(weight, form, form.transposed):
+        cast = None if bias is None else bias.to(x.dtype)
+        converted: Tensor = aten.convolution(x, weight.to(x.dtype), cast, *form.options)
+        return converted
+    made = torch.empty(form.size(x, weight), dtype=x.dtype, memory_format=torch.channels_last)
+    _call("convolve", form.shape(x if form.transposed else made, weight), x, weight, bias, made, form.transposed)
+    return made
+
+
+def _gradients(
+    x: Tensor, gradient: Tensor, weight: Tensor, form: Form, for_x: bool, for_weight: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """By x and by the weight, where they are wanted."""
+    by_x = torch.empty_like(x) if for_x and _is_ours(weight, form, not form.transposed) else None
+    by_weight = torch.empty_like(weight) if for_weight and _is_ours(weight, form, False) else None
+    if by_x is not None or by_weight is not None:
+        coarse, fine = (x, gradient) if form.transposed else (gradient, x)
+        _call("gradients", form.shape(coarse, weight), coarse, fine, weight, by_x, by_weight, form.transposed)
+    rest = [for_x and by_x is None, for_weight and by_weight is None, False]
+    if any(rest):
+        others = aten.convolution_backward(gradient, x, weight.to(x.dtype), None, *form.options, rest)
+        by_x = others[0] if rest[0] else by_x
+        by_weight = others[1].to(weight.dtype) if rest[1] else by_weight
+    return by_x, by_weight
+
+
+def _call(name: str, structure: Any, *given: Tensor | bool | None) -> None:
+    arguments = [each.data_ptr() if isinstance(each, Tensor) else each for each in given]
+    if getattr(library(), name)(structure, *arguments):
+        raise RehearseError("there is not enough memory for a convolution or a batch-norm; use smaller batches")
+
+
+def _norm(x: Tensor, epsilon: float, relu: bool) -> Any:
+    n, channels, height, width = x.shape
+    return ctypes.byref(Norm(n * height * width, channels, relu, epsilon))
+
+
+def _bfloat16(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)

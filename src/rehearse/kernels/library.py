@@ -1,0 +1,122 @@
+"""The kernels, compiled once for this processor and kept where programs keep such things."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+SWITCH: Final = "REHEARSE_KERNELS"
+SOURCES: Final = ("convolution.c", "normalisation.c")
+FEATURES: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "fma")
+FLAGS: Final = ("-O3", "-std=c11", "-fPIC", "-shared", *(f"-m{feature}" for feature in FEATURES))
+PATIENCE_SECONDS: Final = 120
+
+
+class Shape(ctypes.Structure):
+    """`Shape` of convolution.c."""
+
+    _fields_ = [
+        (name, ctypes.c_long)
+        for name in (
+            *("images", "height", "width", "stride", "kernel", "padding", "coarse", "fine"),
+            *("weight_coarse", "weight_fine", "weight_y", "weight_x", "full"),
+        )
+    ]
+
+
+class Norm(ctypes.Structure):
+    """`Norm` of normalisation.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_long) for name in ("pixels", "channels", "relu")),
+        ("epsilon", ctypes.c_double),
+    ]
+
+
+TENSOR, FLAG = ctypes.c_void_p, ctypes.c_long
+SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
+    "convolve": (ctypes.POINTER(Shape), *[TENSOR] * 4, FLAG),
+    "gradients": (ctypes.POINTER(Shape), *[TENSOR] * 5, FLAG),
+    "normalise": (ctypes.POINTER(Norm), *[TENSOR] * 8),
+    "normalise_gradient": (ctypes.POINTER(Norm), *[TENSOR] * 11),
+}
+
+
+def kernels_at_hand() -> bool:
+    """Whether there are kernels for this processor; ``REHEARSE_KERNELS=torch`` does without them."""
+    return library() is not None
+
+
+@functools.cache
+def library() -> Any:
+    """The compiled kernels, or None where they cannot be had: another processor, no compiler, or nobody wants them."""
+    if os.environ.get(SWITCH) == "torch" or platform.system() != "Linux":
+        return None
+    compiler = _compiler()
+    if compiler is None or not torch.cpu._is_avx512_bf16_supported():
+        return None
+    try:
+        return _loaded(compiler)
+    except (OSError, AttributeError, subprocess.SubprocessError):  # a compiler that is too old, a disk that is full
+        return None
+
+
+def _compiler() -> list[str] | None:
+    wanted = os.environ.get("CC")
+    for command in [shlex.split(wanted)] if wanted else [["cc"], ["gcc"], ["clang"]]:
+        if command and shutil.which(command[0]):
+            return command
+    return None
+
+
+def _loaded(compiler: list[str]) -> ctypes.CDLL:
+    """Compiled before, or now; a place that cannot be written to is done without."""
+    here = Path(__file__).parent
+    sources = [here / name for name in SOURCES]
+    told = "\0".join([*compiler, *FLAGS, *(source.read_text("utf-8") for source in sources)])
+    name = f"kernels-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    with _folder() as folder:
+        file = folder / name
+        if not file.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as making:
+                made = Path(making) / name
+                command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), "-lm"]
+                subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
+                made.replace(file)  # whole or not at all, whoever else is at it
+        return _declared(ctypes.CDLL(str(file)))
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """Of this user alone, for what is in it will be run."""
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearse"
+    try:
+        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        safe = kept.stat().st_uid == os.getuid() and not kept.stat().st_mode & 0o022 and os.access(kept, os.W_OK)
+    except (OSError, RuntimeError):
+        safe = False
+    if safe:
+        yield kept
+        return
+    with tempfile.TemporaryDirectory() as once:  # a library that is loaded stays, its file may go
+        yield Path(once)
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    return library

@@ -1,0 +1,156 @@
+/* Batch-norm of channels-last images in bfloat16, on one core; where they stand behind it, with the sum that closes a
+   residual block and with a ReLU.
+
+       y = max(weight · (x − mean) / √(variance + ε) + bias + added, 0)
+
+   Channels that do not fill a register are taken as they lie, one pixel's after the other's: after lcm(channels, 16)
+   numbers, a line, the same channels stand in the same lanes again. */
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef uint16_t bfloat16;
+
+enum {
+    LANES = 16,
+    TRIED = 32,  /* lines whose mean stands for that of all, so that squares stay small */
+    AHEAD = 1024 /* numbers: images of the last layer have left the caches */
+};
+
+typedef struct {
+    long pixels, channels;
+    long relu;
+    double epsilon;
+} Norm;
+
+static long line_of(long channels) {
+    long line = channels;
+    while (line % LANES) line += channels;
+    return line;
+}
+
+static float *lines(long count, long line) { return aligned_alloc(64, sizeof(float) * (size_t)(count * line)); }
+
+static inline __m512 loaded(const bfloat16 *from, __mmask16 some) {
+    _mm_prefetch((const char *)(from + AHEAD), _MM_HINT_T0);
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16);
+}
+
+static inline void stored(bfloat16 *to, __mmask16 some, __m512 values) {
+    _mm256_mask_storeu_epi16(to, some, (__m256i)_mm512_cvtneps_pbh(values));
+}
+
+static inline __m512 before_relu(__m512 x, const float *scale, const float *offset, const bfloat16 *added, __mmask16 some) {
+    __m512 value = _mm512_fmadd_ps(x, _mm512_load_ps(scale), _mm512_load_ps(offset));
+    return added ? _mm512_add_ps(value, loaded(added, some)) : value;
+}
+
+/* `body` for all numbers: `at` counts them, `lane` is their place in a line, `some` says which of the 16 there are. */
+#define EACH(total, line, body) \
+    for (long start = 0; start < (total); start += (line)) { \
+        long most = (total) - start < (line) ? (total) - start : (line); \
+        for (long lane = 0; lane < most; lane += LANES) { \
+            long at = start + lane; \
+            __mmask16 some = most - lane < LANES ? (__mmask16)((1u << (most - lane)) - 1) : (__mmask16)0xffff; \
+            body \
+        } \
+    }
+
+static void fill(float *to, long line, long channels, const float *values) {
+    for (long i = 0; i < line; i++) to[i] = values[i % channels];
+}
+
+static double gathered(const float *sums, long line, long channels, long channel) {
+    double total = 0;
+    for (long i = channel; i < line; i += channels) total += sums[i];
+    return total;
+}
+
+/* y, and for the gradient the mean and 1 / √(variance + ε) of each channel; `variance` is the unbiased one. */
+int normalise(const Norm *n, const bfloat16 *x, const bfloat16 *added, const float *weight, const float *bias,
+              bfloat16 *y, float *mean, float *inverse, float *variance) {
+    long c = n->channels, line = line_of(c), total = n->pixels * c, tried = total < TRIED * line ? total : TRIED * line;
+    float *scratch = lines(5, line);
+    if (!scratch) return 1;
+    float *about = scratch, *sum = about + line, *square = sum + line, *scale = square + line, *offset = scale + line;
+    for (long i = 0; i < line; i++) sum[i] = square[i] = 0;
+    EACH(tried, line, { _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), loaded(x + at, some))); })
+    for (long i = 0; i < c; i++) mean[i] = (float)(gathered(sum, line, c, i) * (double)c / (double)tried);
+    fill(about, line, c, mean);
+    for (long i = 0; i < line; i++) sum[i] = 0;
+    EACH(total, line, {
+        __m512 far = _mm512_maskz_sub_ps(some, loaded(x + at, some), _mm512_load_ps(about + lane));
+        _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), far));
+        _mm512_store_ps(square + lane, _mm512_fmadd_ps(far, far, _mm512_load_ps(square + lane)));
+    })
+    for (long i = 0; i < c; i++) {
+        double pixels = (double)n->pixels, s = gathered(sum, line, c, i) / pixels;
+        double spread = gathered(square, line, c, i) / pixels - s * s;
+        if (spread < 0) spread = 0;
+        mean[i] += (float)s;
+        inverse[i] = (float)(1 / sqrt(spread + n->epsilon));
+        variance[i] = (float)(spread * pixels / (pixels - 1));
+    }
+    for (long i = 0; i < line; i++) {
+        scale[i] = weight[i % c] * inverse[i % c];
+        offset[i] = bias[i % c] - mean[i % c] * scale[i];
+    }
+    __m512 least = _mm512_set1_ps(n->relu ? 0 : -INFINITY);
+    EACH(total, line, {
+        __m512 value = before_relu(loaded(x + at, some), scale + lane, offset + lane, added ? added + at : NULL, some);
+        stored(y + at, some, _mm512_max_ps(least, value)); /* of two, max gives the second where one is not a number */
+    })
+    free(scratch);
+    return 0;
+}
+
+/* By x, what was added, weight and bias, from the gradient by y; where the ReLU let nothing through, nothing comes back.
+   Without a ReLU the gradient by what was added is that by y, and by_added stays as it is. */
+int normalise_gradient(const Norm *n, const bfloat16 *gradient, const bfloat16 *x, const bfloat16 *added,
+                       const float *weight, const float *bias, const float *mean, const float *inverse, bfloat16 *by_x,
+                       bfloat16 *by_added, float *by_weight, float *by_bias) {
+    long c = n->channels, line = line_of(c), total = n->pixels * c;
+    float *scratch = lines(6, line);
+    if (!scratch) return 1;
+    float *about = scratch, *scale = about + line, *offset = scale + line, *sum = offset + line;
+    float *product = sum + line, *slope = product + line;
+    fill(about, line, c, mean);
+    for (long i = 0; i < line; i++) {
+        scale[i] = weight[i % c] * inverse[i % c];
+        offset[i] = bias[i % c] - mean[i % c] * scale[i];
+        sum[i] = product[i] = 0;
+    }
+    __m512 zero = _mm512_setzero_ps();
+#define THROUGH(value) \
+    (n->relu ? _mm512_mask_cmp_ps_mask( \
+                   some, before_relu(value, scale + lane, offset + lane, added ? added + at : NULL, some), zero, _CMP_NLE_UQ) \
+             : some)
+    EACH(total, line, {
+        __m512 value = loaded(x + at, some);
+        __m512 g = _mm512_maskz_mov_ps(THROUGH(value), loaded(gradient + at, some));
+        _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), g));
+        __m512 far = _mm512_sub_ps(value, _mm512_load_ps(about + lane));
+        _mm512_store_ps(product + lane, _mm512_fmadd_ps(g, far, _mm512_load_ps(product + lane)));
+    })
+    for (long i = 0; i < c; i++) {
+        by_bias[i] = (float)gathered(sum, line, c, i);
+        by_weight[i] = (float)(gathered(product, line, c, i) * inverse[i]);
+    }
+    float *level = sum; /* no longer needed: by_x = scale · g + slope · x + level */
+    for (long i = 0; i < line; i++) {
+        long k = i % c;
+        slope[i] = -scale[i] * inverse[k] * by_weight[k] / (float)n->pixels;
+        level[i] = -scale[i] * by_bias[k] / (float)n->pixels - slope[i] * mean[k];
+    }
+    EACH(total, line, {
+        __m512 value = loaded(x + at, some);
+        __m512 g = _mm512_maskz_mov_ps(THROUGH(value), loaded(gradient + at, some));
+        if (n->relu && added) stored(by_added + at, some, g);
+        __m512 rest = _mm512_fmadd_ps(value, _mm512_load_ps(slope + lane), _mm512_load_ps(level + lane));
+        stored(by_x + at, some, _mm512_fmadd_ps(g, _mm512_load_ps(scale + lane), rest));
+    })
+    free(scratch);
+    return 0;
+}
