@@ -102,7 +102,7 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """Of this user alone, for what is in it will be run."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearse"
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearse" / "kernels"
     try:
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         safe = kept.stat().st_uid == os.getuid() and not kept.stat().st_mode & 0o022 and os.access(kept, os.W_OK)
