@@ -10,22 +10,22 @@ the table into docs/performance-hybrid.md.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from elsewhere import Elsewhere
 from literal_hybrid import LiteralHybrid
 from measuring import seconds_here, with_part
 from rehearse import Batch
 from rehearse.compute import native_bfloat16, prepare_symmetric
+from rehearse.kernels.library import SWITCH
 from rehearse.learners import AutoencoderReplay
 from rehearse.learners.hybrid_codes import read_ahead
 from rehearse.methods import Problem, build, prepare_for, resolve
@@ -45,18 +45,10 @@ of those within a turn, with the lowest and the highest. A step and a task are t
 from the steps: 975 batches a task, the first of five tasks without memories, and no evaluation. The literal version
 trains the autoencoder in four epochs, and in the fifth inside the classifier's step; ours in five, before. What ours
 does once an epoch, reading codes ahead and bringing them up to date, is in no row; nor is the latter for the literal
-version. *Its kernels alone* is about the least that these calls can take: the convolutions and batch-norms of our
-steps, each called again by itself with the same tensors, as if nothing else took time. There is one part for each kind
-of processor that has been at hand.
+version. *By torch's kernels* is ours with `REHEARSE_KERNELS=torch`, in a process of its own too
+([decision 0046](decisions/0046-kernels-of-our-own.md)). There is one part for each kind of processor that has been at
+hand.
 """
-aten = torch.ops.aten
-KERNELS = (
-    aten.convolution,
-    aten.convolution_backward,
-    aten.native_batch_norm,
-    aten._native_batch_norm_legit,
-    aten.native_batch_norm_backward,
-)
 
 
 def images(rows: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -98,30 +90,13 @@ class Ours:
         self.learner.observe(x, y, self.task)
 
 
-class Kernels(TorchDispatchMode):
-    """Convolutions and batch-norms that were called while it was on, to be called again without all that is between."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[Callable[[], Any]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        call = partial(func, *args, **kwargs or {})
-        if func.overloadpacket in KERNELS:
-            self.calls.append(call)
-        return call()
-
-    @classmethod
-    def of(cls, step: Callable[..., None], *batch: Tensor) -> Kernels:
-        step(*batch)  # the first measures what a search does, which few of them do
-        with cls() as kernels:
-            step(*batch)
-        return kernels
-
-    @torch.no_grad()
-    def again(self) -> None:
-        for call in self.calls:
-            call()
+def by_torchs_kernels(method: str, precision: str, full: bool) -> Elsewhere:
+    """Ours in a process that does without kernels of its own."""
+    os.environ[SWITCH] = "torch"
+    try:
+        return Elsewhere(Ours, method, precision, full)
+    finally:
+        del os.environ[SWITCH]
 
 
 def literal(search: bool) -> LiteralHybrid:
@@ -156,6 +131,14 @@ def measured(turns: dict[str, Turn], repeats: int, steps: int) -> dict[str, list
     return values
 
 
+def here(step: Callable[..., None], batch: tuple[Any, ...]) -> Turn:
+    return lambda steps: seconds_here(step, [batch] * steps)
+
+
+def elsewhere(subject: Elsewhere, step: str, batch: tuple[Any, ...]) -> Turn:
+    return lambda steps: subject.seconds([batch] * steps, step)
+
+
 def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
     """The rows of the table."""
     theirs = Elsewhere(literal, search=method == "ae-mir")
@@ -163,32 +146,25 @@ def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
     real = prepare_symmetric(x)
     turns: dict[str, Turn] = {}
     for when, task in (("later", 1), ("first", 0)):
-        ours = Ours(method, precision, full=when == "later")
-        turns[f"ours autoencoder {when}"] = lambda n, ours=ours: seconds_here(ours.autoencoder_step, [(x,)] * n)
-        turns[f"literal autoencoder {when}"] = lambda n, task=task: theirs.seconds(
-            [(real, y, task)] * n, "training_epoch_step"
-        )
-        turns[f"ours classifier {when}"] = lambda n, ours=ours: seconds_here(ours.classifier_step, [(x, y)] * n)
-        twin = Ours(method, precision, full=when == "later")  # calling its kernels again moves its statistics
-        for what, step, batch in (
-            ("autoencoder", twin.autoencoder_step, (x,)),
-            ("classifier", twin.classifier_step, (x, y)),
+        ours, plain = Ours(method, precision, when == "later"), by_torchs_kernels(method, precision, when == "later")
+        for what, batch, literally in (
+            ("autoencoder", (x,), "training_epoch_step"),
+            ("classifier", (x, y), "last_epoch_step"),
         ):
-            kernels = Kernels.of(step, *batch)
-            turns[f"kernels {what} {when}"] = lambda n, kernels=kernels: seconds_here(kernels.again, [()] * n)
-        turns[f"literal classifier {when}"] = lambda n, task=task: theirs.seconds(
-            [(real, y, task)] * n, "last_epoch_step"
-        )
+            step = f"{what}_step"
+            turns[f"ours {what} {when}"] = here(getattr(ours, step), batch)
+            turns[f"plain {what} {when}"] = elsewhere(plain, step, batch)
+            turns[f"literal {what} {when}"] = elsewhere(theirs, literally, (real, y, task))
     times = measured(turns, repeats, steps)
     seconds = {
         (who, what): Seconds(times[f"{who} {what} later"], times[f"{who} {what} first"])
-        for who in ("ours", "literal", "kernels")
+        for who in ("ours", "literal", "plain")
         for what in ("autoencoder", "classifier")
     }
-    runs: dict[str, list[float]] = {"ours": [], "literal": [], "kernels": []}
+    runs: dict[str, list[float]] = {"ours": [], "literal": [], "plain": []}
     for turn in range(repeats):
         # the literal fifth epoch has the autoencoder's step inside its classifier's
-        for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1), ("kernels", EPOCHS)):
+        for who, epochs in (("ours", EPOCHS), ("literal", EPOCHS - 1), ("plain", EPOCHS)):
             autoencoder = seconds[who, "autoencoder"].of_run(epochs * BATCHES, turn)
             runs[who].append(autoencoder + seconds[who, "classifier"].of_run(BATCHES, turn))
     start, lines = f"| {method} | {precision} |", []
@@ -200,7 +176,7 @@ def compare(method: str, precision: str, repeats: int, steps: int) -> list[str]:
         one, two = map(_middle, tasks)
         lines.append(f"{start} {what}, a task | {one:.0f} s | {two:.0f} s | {_ratio(tasks[1], tasks[0])} |")
     other = runs["literal"]
-    for what, mine in (("a run", runs["ours"]), ("a run, its kernels alone", runs["kernels"])):
+    for what, mine in (("a run", runs["ours"]), ("a run, by torch's kernels", runs["plain"])):
         lines.append(f"{start} {what} | {_middle(mine):.0f} s | {_middle(other):.0f} s | {_ratio(other, mine)} |")
     return lines
 

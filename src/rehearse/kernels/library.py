@@ -76,27 +76,33 @@ def library() -> Any:
 
 def _compiler() -> list[str] | None:
     wanted = os.environ.get("CC")
-    for command in [shlex.split(wanted)] if wanted else [["cc"], ["gcc"], ["clang"]]:
+    for command in [shlex.split(wanted)] if wanted else [["cc"], ["gcc"]]:
         if command and shutil.which(command[0]):
             return command
     return None
 
 
 def _loaded(compiler: list[str]) -> ctypes.CDLL:
-    """Compiled before, or now; a place that cannot be written to is done without."""
-    here = Path(__file__).parent
-    sources = [here / name for name in SOURCES]
-    told = "\0".join([*compiler, *FLAGS, *(source.read_text("utf-8") for source in sources)])
-    name = f"kernels-{hashlib.sha256(told.encode()).hexdigest()[:16]}.so"
+    """Compiled before, or now. A file is named after what it was made of and after what is in it."""
+    sources = [Path(__file__).parent / name for name in SOURCES]
+    made_of = _digest("\0".join([*compiler, *FLAGS]).encode(), *(source.read_bytes() for source in sources))
     with _folder() as folder:
-        file = folder / name
-        if not file.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as making:
-                made = Path(making) / name
-                command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), "-lm"]
-                subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
-                made.replace(file)  # whole or not at all, whoever else is at it
-        return _declared(ctypes.CDLL(str(file)))
+        whole = (
+            file for file in folder.glob(f"{made_of}-*.so") if file.stem == f"{made_of}-{_digest(file.read_bytes())}"
+        )
+        kept = next(whole, None)
+        if kept is not None:
+            return _declared(ctypes.CDLL(str(kept)))
+        with tempfile.TemporaryDirectory(dir=folder) as making:
+            made = Path(making) / "kernels.so"
+            command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), "-lm"]
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
+            kept = made.replace(folder / f"{made_of}-{_digest(made.read_bytes())}.so")  # whoever else is at it
+        return _declared(ctypes.CDLL(str(kept)))
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,446 @@
+"""The kernels compute what torch does: against float64, shape by shape, and inside the paper's networks."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+
+from rehearse.batch import Batch
+from rehearse.kernels import functions, kernels_at_hand, own_kernels
+from rehearse.kernels.functions import Form, convolve_in_full, layer
+from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.memory import ReservoirMemory
+from rehearse.nets import ConvAutoencoder, ReducedResNet18
+
+pytestmark = pytest.mark.skipif(
+    not kernels_at_hand(), reason="no native bfloat16 with AVX-512 here, or no C compiler: torch's kernels are used"
+)
+HALF_A_DIGIT = 2.0**-8  # bfloat16 has eight bits; half of the last one, and the sums' own rounding
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.to(torch.bfloat16)
+
+
+def assert_near(found: Tensor, exact: Tensor, relative: float) -> None:
+    """Each number to so many digits, those near zero as well as sums of such numbers allow."""
+    spread = exact.detach().double().square().mean().sqrt()
+    torch.testing.assert_close(found.double(), exact.double(), rtol=relative, atol=2e-5 * float(spread) + 1e-30)
+
+
+def reduced() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def convolution(form: Form, before: int, after: int, bias: bool = True) -> nn.Conv2d | nn.ConvTranspose2d:
+    torch.manual_seed(before * 100 + after)
+    kind = nn.ConvTranspose2d if form.transposed else nn.Conv2d
+    made = kind(before, after, form.kernel, form.stride, form.padding, bias=bias)
+    with torch.no_grad():  # the weights that the kernels round to, so that nothing but the kernels is measured
+        for parameter in made.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return made.to(memory_format=torch.channels_last)
+
+
+PLAIN = [Form(k, s, p, False) for k, s, p in [(3, 1, 1), (1, 1, 0), (3, 2, 1), (1, 2, 0), (4, 2, 1), (2, 2, 0)]]
+TRANSPOSED = [Form(k, s, p, True) for k, s, p in [(4, 2, 1), (2, 2, 0), (3, 1, 1), (1, 1, 0)]]
+
+
+# ------------------------------------------------------------------------------------------------------ convolutions
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(PLAIN + TRANSPOSED),
+    st.integers(1, 45),
+    st.integers(1, 45),
+    st.integers(1, 9),
+    st.integers(1, 20),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_a_convolution_and_its_gradients(
+    form: Form, before: int, after: int, height: int, width: int, images: int, bias: bool
+) -> None:
+    step = 1 if form.transposed else form.stride
+    x = rounded(random(images, before, height * step, width * step)).requires_grad_()
+    module = convolution(form, before, after, bias)
+    assert Form.of(module) == form
+    assert form.fits(x)
+    made = layer(x, module, form)[0]
+    exact_module = copy.deepcopy(module).double()
+    exact_x = x.detach().double().requires_grad_()
+    exact = exact_module(exact_x)
+    assert made.shape == exact.shape
+    assert made.is_contiguous(memory_format=torch.channels_last)
+    assert_near(made, exact, HALF_A_DIGIT)
+    gradient = rounded(random(*made.shape, seed=1))
+    wanted = (x, *module.parameters())
+    found = torch.autograd.grad(made, wanted, gradient)
+    expected = torch.autograd.grad(exact, (exact_x, *exact_module.parameters()), gradient.double())
+    for own, right in zip(found, expected, strict=True):
+        assert_near(own, right, HALF_A_DIGIT)
+    if max(before, after) < functions.FILLED:  # by the weight, sums are not rounded
+        assert_near(found[1], expected[1], 2e-5)
+
+
+@pytest.mark.parametrize("form", PLAIN + TRANSPOSED)
+@pytest.mark.parametrize(("before", "after"), [(3, 20), (20, 3), (20, 20), (31, 7)])
+def test_a_convolution_in_float32(form: Form, before: int, after: int) -> None:
+    x, module = random(7, before, 12, 6), convolution(form, before, after)
+    made = convolve_in_full(x, module, form)
+    assert_near(made, module.double()(x.double()), 3e-6)
+
+
+def test_every_tile_of_a_strip_counts() -> None:
+    """Images of 4 × 4 stand forty in a strip; a last strip with fewer has nothing left of the one before."""
+    form, module = PLAIN[0], convolution(PLAIN[0], 20, 20)
+    x, gradient = rounded(random(110, 20, 4, 4)), rounded(random(110, 20, 4, 4, seed=1))
+
+    def by_weight(rows: slice) -> Tensor:
+        return torch.autograd.grad(layer(x[rows], module, form)[0], module.weight, gradient[rows])[0]
+
+    parts = sum(by_weight(slice(start, start + 1)).double() for start in range(110))
+    assert_near(by_weight(slice(None)), parts, 2e-5)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(4, 4, 5, padding=2),
+        nn.Conv2d(4, 4, 3, padding=0),
+        nn.Conv2d(4, 4, 3, stride=3, padding=1),
+        nn.Conv2d(4, 4, (3, 1), padding=(1, 0)),
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect"),
+        nn.ConvTranspose2d(4, 4, 4, stride=2, padding=1, output_padding=1),
+        nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1),
+    ],
+)
+def test_what_the_kernels_do_not_know_is_left_to_torch(module: nn.Module) -> None:
+    net = nn.Sequential(module, nn.Flatten())
+    x = rounded(random(3, 4, 9, 9))
+    with reduced(), own_kernels(net.modules()):
+        found = net(x)
+    with reduced():
+        assert torch.equal(found, net(x))
+
+
+def test_sides_that_do_not_divide_are_left_to_torch() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1))
+    for side, ours in [(8, True), (9, False)]:
+        with recorded() as calls, reduced(), own_kernels(net.modules()):
+            net(random(2, 4, side, side))
+        assert bool(calls) is ours
+
+
+# -------------------------------------------------------------------------------------------------------- batch-norm
+
+
+class Block(nn.Module):
+    """A batch-norm alone, its sum and its ReLU in torch's own order."""
+
+    def __init__(self, channels: int, relu: bool, **options: Any) -> None:
+        super().__init__()
+        self.norm, self.relu = nn.BatchNorm2d(channels, **options), relu
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor, added: Tensor | None) -> Tensor:
+        made = self.norm(x) if added is None else self.norm(x) + added
+        return F.relu(made) if self.relu else made
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 70),
+    st.integers(1, 5),
+    st.integers(2, 9),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 3.0, -100.0]),
+)
+def test_a_batch_norm_and_its_gradients(
+    channels: int, images: int, side: int, relu: bool, adds: bool, mean: float
+) -> None:
+    torch.manual_seed(channels)
+    block = Block(channels, relu)
+    x = rounded(2 * random(images, channels, side, side) + mean).requires_grad_()
+    added = rounded(random(*x.shape, seed=2)).requires_grad_() if adds else None
+    exact = copy.deepcopy(block).double()
+    exact_x, exact_added = (each if each is None else each.detach().double().requires_grad_() for each in (x, added))
+    made, means, variances = layer(x, None, None, block.norm, relu, added)
+    right = exact(exact_x, exact_added)
+    assert_near(made, right, HALF_A_DIGIT)
+    axes = (0, 2, 3)
+    assert_near(means, exact_x.mean(axes), 1e-5)
+    assert_near(variances, exact_x.var(axes), 1e-4)
+    gradient = rounded(random(*made.shape, seed=1))
+    before = exact.norm(exact_x.detach()) + (0 if exact_added is None else exact_added.detach())
+    gradient = gradient * (before.abs() > 1e-3)  # a hair's breadth from zero the ReLU may go either way
+    wanted = [each for each in (x, *block.norm.parameters(), added) if each is not None]
+    others = [each for each in (exact_x, *exact.norm.parameters(), exact_added) if each is not None]
+    found = torch.autograd.grad(made, wanted, gradient)
+    expected = torch.autograd.grad(right, others, gradient.double())
+    for own, value in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.double(), value, rtol=HALF_A_DIGIT, atol=float(value.abs().max()) * 2e-4 + 1e-7)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": None}, {"momentum": 0.3, "eps": 0.1}, {"track_running_stats": False}]
+)
+def test_running_statistics_move_as_torchs_do(options: dict[str, Any]) -> None:
+    ours, theirs = (nn.Sequential(nn.BatchNorm2d(20, **options), nn.ReLU()) for _ in range(2))
+    for seed in range(3):
+        x = rounded(random(5, 20, 6, 6, seed=seed) + seed)
+        with reduced():
+            with own_kernels(ours.modules()), recorded() as calls:
+                found = ours(x)
+            assert calls == ["normalise"]
+            assert_near(found, theirs(x), 2 * HALF_A_DIGIT)
+    for name, buffer in theirs.named_buffers():
+        torch.testing.assert_close(dict(ours.named_buffers())[name], buffer, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_stays_none(value: float) -> None:
+    x = rounded(random(2, 4, 3, 3))
+    x[0, 1, 0, 0] = value
+    made = layer(x, None, None, nn.BatchNorm2d(4), True)[0]
+    assert not made[:, 1].isfinite().any()
+    assert made[:, [0, 2, 3]].isfinite().all()
+
+
+def test_one_pixel_a_channel_is_refused_as_torch_does() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(4))
+    with reduced(), own_kernels(net.modules()), pytest.raises(ValueError, match="more than 1 value per channel"):
+        net(rounded(random(1, 4, 1, 1)))
+
+
+# -------------------------------------------------------------------------------------------------- in whole networks
+
+
+def recorded() -> Any:
+    """The names of the kernels that are called in the block."""
+    calls: list[str] = []
+    own = functions._call
+
+    class Block:
+        def __enter__(self) -> list[str]:
+            functions._call = lambda name, *rest: (calls.append(name), own(name, *rest))[1]
+            return calls
+
+        def __exit__(self, *exception: object) -> None:
+            functions._call = own
+
+    return Block()
+
+
+def resnet() -> tuple[nn.Module, Tensor, Callable[[nn.Module, Tensor], Tensor]]:
+    torch.manual_seed(0)
+    y = torch.arange(12) % 10
+    return ReducedResNet18(), random(12, 3, 32, 32), lambda model, x: F.cross_entropy(model(x).double(), y)
+
+
+def autoencoder() -> tuple[nn.Module, Tensor, Callable[[nn.Module, Tensor], Tensor]]:
+    torch.manual_seed(0)
+    return ConvAutoencoder(), random(12, 3, 32, 32).tanh(), lambda model, x: F.mse_loss(model(x).double(), x.double())
+
+
+@pytest.mark.parametrize("problem", [resnet, autoencoder])
+def test_a_network_is_as_near_to_exact_as_with_torchs_kernels(problem: Callable[[], Any]) -> None:
+    model, x, loss = problem()
+    model.to(memory_format=torch.channels_last)
+    exact, theirs = copy.deepcopy(model).double(), copy.deepcopy(model)
+
+    def gradients(network: nn.Module, rows: Tensor) -> list[Tensor]:
+        return list(torch.autograd.grad(loss(network, rows), list(network.parameters())))
+
+    right = gradients(exact, x.double())
+    with reduced():
+        other = gradients(theirs, x)
+        with own_kernels(model.modules()), recorded() as calls:
+            found = gradients(model, x)
+    assert {"convolve", "normalise", "gradients", "normalise_gradient"} == set(calls)
+
+    def off(values: list[Tensor]) -> float:
+        return sum(float((a.double() - b).norm() / b.norm()) for a, b in zip(values, right, strict=True))
+
+    assert off(found) < 1.1 * off(other)
+    for name, buffer in exact.named_buffers():
+        torch.testing.assert_close(dict(model.named_buffers())[name].double(), buffer.double(), rtol=0.02, atol=0.02)
+
+
+def test_every_layer_of_the_papers_networks_goes_through_the_kernels() -> None:
+    for model, norms in ((ReducedResNet18(), 20), (ConvAutoencoder(), 12)):
+        with recorded() as calls, reduced(), own_kernels(model.modules()):
+            model(random(2, 3, 32, 32))
+        assert calls.count("normalise") == norms
+    assert calls.count("convolve") == 14  # of the autoencoder, all; the residual networks' wide ones are torch's
+
+
+LEFT_ALONE: dict[str, Callable[[nn.Sequential], Any]] = {
+    "a hook before": lambda net: [part.register_forward_pre_hook(lambda *_: None) for part in net],
+    "a hook behind": lambda net: [part.register_forward_hook(lambda *_: None) for part in net],
+    "a hook on the gradient": lambda net: [part.register_full_backward_hook(lambda *_: None) for part in net],
+    "a patched forward": lambda net: [setattr(part, "forward", part.forward) for part in net],
+    "parametrised": lambda net: [
+        parametrize.register_parametrization(part, "weight", nn.Identity()) for part in list(net)[:2]
+    ],
+    "subclassed": lambda net: [setattr(part, "__class__", type("Own", (type(part),), {})) for part in net],
+    "in bfloat16 itself": lambda net: net.to(torch.bfloat16),
+    "a sequence of another kind": lambda net: setattr(
+        net, "__class__", type("Own", (nn.Sequential,), {"forward": lambda self, x: nn.Sequential.forward(self, x)})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_somebody_elses_layers_are_left_to_torch_to_the_bit(name: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+    LEFT_ALONE[name](net)
+    plain, x = copy.deepcopy(net), rounded(random(3, 4, 8, 8))
+    with reduced(), recorded() as calls:
+        with own_kernels(net.modules()):
+            found = net(x)
+        assert not calls
+        assert torch.equal(found, plain(x))
+
+
+@pytest.mark.parametrize("where", ["float32", "float16", "two threads", "a transform", "no autocast inside"])
+def test_other_ways_to_compute_are_torchs_to_the_bit(where: str) -> None:
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()), random(3, 4, 8, 8)
+    plain = copy.deepcopy(net)
+
+    def outcome(model: nn.Module, ours: bool) -> Tensor:
+        with own_kernels(model.modules() if ours else ()):
+            if where == "a transform":
+                return torch.func.vmap(lambda rows: model[0](rows))(x[None])[0]
+            if where == "no autocast inside":
+                with torch.autocast("cpu", enabled=False):
+                    return model(x)
+            return model(x)
+
+    dtype = {"float32": None, "float16": torch.float16}.get(where, torch.bfloat16)
+    try:
+        torch.set_num_threads(2 if where == "two threads" else 1)
+        with torch.autocast("cpu", dtype, enabled=dtype is not None), recorded() as calls:
+            assert torch.equal(outcome(net, True), outcome(plain, False))
+        assert not calls
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_batch_norm_in_eval_mode_uses_its_running_statistics() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()).eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    x = rounded(random(3, 4, 8, 8))
+    with reduced():
+        with own_kernels(net.modules()), recorded() as calls:
+            found = net(x)
+        assert calls == ["convolve"]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    torch.testing.assert_close(found.double(), net.double()(x.double()), rtol=0.01, atol=0.01)
+
+
+def test_a_block_under_a_hook_or_with_a_frozen_norm_is_still_right() -> None:
+    torch.manual_seed(0)
+    model = ReducedResNet18(base=4)
+    exact, x = copy.deepcopy(model).double(), random(6, 3, 32, 32)
+    model.body[3].residual.register_forward_hook(lambda *_: None)
+    for network in (model, exact):
+        network.body[4].residual[-1].eval()
+    with reduced(), own_kernels(model.modules()):
+        found = model(x)
+    torch.testing.assert_close(found.double(), exact(x.double()), rtol=0.05, atol=0.05)
+
+
+def test_float32_goes_through_the_kernels_only_where_asked_and_without_gradients() -> None:
+    net, x = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6).eval()), random(3, 4, 8, 8)
+    for full, gradient in itertools.product((False, True), (False, True)):
+        with torch.set_grad_enabled(gradient), own_kernels(net.modules(), full=full), recorded() as calls:
+            found = net(x)
+        assert calls == (["convolve"] if full and not gradient else [])
+        assert_near(found, net(x), 1e-5)
+
+
+def test_nothing_stays_behind_and_blocks_may_nest() -> None:
+    model = ReducedResNet18(base=4)
+    with reduced(), own_kernels(model.modules()):
+        assert "forward" in vars(model.body)
+        with own_kernels(model.modules()):
+            assert "forward" in vars(model.body)
+        assert "forward" in vars(model.body)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6))
+    x = random(3, 4, 8, 8).requires_grad_()
+    with reduced(), own_kernels(net.modules()):
+        (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()
+
+
+# ---------------------------------------------------------------------------------------------------- in a learner
+
+
+def learner(seed: int = 0) -> AutoencoderReplay:
+    torch.manual_seed(seed)
+    classifier, coder = ReducedResNet18(base=4, input_shape=(3, 32, 32)), ConvAutoencoder((3, 32, 32), channels=4)
+    return AutoencoderReplay(
+        classifier,
+        torch.optim.SGD(classifier.parameters(), lr=0.05),
+        coder,
+        torch.optim.Adam(coder.parameters()),
+        ReservoirMemory(30),
+        search=CodeSearch(candidates=20),
+        budget=10,
+        autoencoder_epochs=1,
+        autoencoder_budget=10,
+        precision="bfloat16",
+    )
+
+
+def learned(subject: AutoencoderReplay, steps: range) -> AutoencoderReplay:
+    for step in steps:
+        x, y, task = random(10, 3, 32, 32, seed=step).tanh(), torch.arange(10) % 2 + 2 * (step // 3), step // 3
+        if step % 3 == 0:
+            subject.begin_task(Batch(x, y, task), task)
+        subject.observe(x, y, task)
+    return subject
+
+
+def test_a_learner_goes_on_to_the_bit_and_two_are_alike() -> None:
+    with recorded() as calls:
+        whole = learned(learner(), range(6))
+    assert {"convolve", "normalise", "gradients", "normalise_gradient"} == set(calls)
+    again = learner(1)
+    again.load_state_dict(learned(learner(), range(4)).state_dict())
+    learned(again, range(4, 6))
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name])
+    for name, value in whole.autoencoder.state_dict().items():
+        assert torch.equal(value, again.autoencoder.state_dict()[name])
+    x = random(8, 3, 32, 32, seed=9)
+    assert torch.equal(whole.predict_proba(x), again.predict_proba(x))
