@@ -61,7 +61,9 @@ static Grid grid_of(const Shape *s) {
     return g;
 }
 
-static long pixels(const Shape *s, const Grid *g, long images) { return images * (s->height + 1) * g->pitch; }
+static long pixels(const Shape *s, const Grid *g, long images) { /* from the first to the last, with zeros between */
+    return (images * (s->height + 1) - 1) * g->pitch;
+}
 
 static long words(const Shape *s, long channels) { return s->full ? channels : (channels + 1) / 2; }
 

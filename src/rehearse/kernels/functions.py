@@ -159,8 +159,8 @@ def _is_ours(weight: Tensor, form: Form, to_fine: bool) -> bool:
 def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
     if not _is_ours(weight, form, form.transposed):
         cast = None if bias is None else bias.to(x.dtype)
-        converted: Tensor = aten.convolution(x, weight.to(x.dtype), cast, *form.options)
-        return converted
+        plain: Tensor = aten.convolution(x, weight.to(x.dtype), cast, *form.options)
+        return plain.contiguous(memory_format=torch.channels_last)  # torch is free to give a single channel otherwise
     made = torch.empty(form.size(x, weight), dtype=x.dtype, memory_format=torch.channels_last)
     _call("convolve", form.shape(x if form.transposed else made, weight), x, weight, bias, made, form.transposed)
     return made

@@ -122,7 +122,7 @@ class CodedMemory:
     def train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> int:
         """One step on these rows and on what is read from the codes at some of these slots; says how many rows passed
         the encoder or the decoder."""
-        passed = 0
+        x, passed = self.training.computation.layout(x), 0
         if len(slots):
             chosen = self.training.draw(len(slots), self.schedule.budget)
             rehearsed = self.codec.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
