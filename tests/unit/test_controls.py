@@ -349,6 +349,28 @@ def test_a_run_of_two_processors_compares_with_none() -> None:
     assert rounding(elsewhere) != rounding(made)
 
 
+@pytest.mark.parametrize(
+    ("target", "row", "column", "precision", "concerned"),
+    [
+        ("figure5", "AE-Random", "1,000 codes", "bfloat16", True),
+        ("figure5", "AE-Random", "1,000 codes", "float32", True),  # what is coded goes through them in float32
+        ("table2", "ER-MIR", "M=100", "bfloat16-scoring", True),
+        ("table2", "ER", "M=100", "float32", False),
+        ("controls-cost-mnist", "ER-MIR", "Split MNIST", "bfloat16-scoring", False),  # there are no convolutions
+    ],
+)
+def test_our_own_kernels_are_a_condition_where_they_have_a_part(
+    target: str, row: str, column: str, precision: str, concerned: bool
+) -> None:
+    made = made_result(dataclasses.replace(entry(target, row, column).spec(0), precision=precision))
+    place = made["environment"]
+    own = made | {"environment": place | {"kernels": "own"}}
+    partly = own | {"environment": own["environment"] | {"earlier": [place | {"kernels": "torch"}]}}
+    for tells in (condition, rounding):
+        assert tells(made | {"environment": place | {"kernels": "torch"}}) == tells(made)
+        assert len({tells(made), tells(own), tells(partly)}) == (3 if concerned else 1)
+
+
 def test_pairs_across_processors_are_marked() -> None:
     target = CONTROLS["controls-cost-mnist"]
     er, mir = (entry(target.name, row, "Split MNIST") for row in ("ER", "ER-MIR"))

@@ -10,9 +10,8 @@ UNKNOWN = "model unknown"
 
 def rounding(result: Mapping[str, Any]) -> str:
     """What decides how its processors add up: on two kinds of them one seed is two runs."""
-    return "; ".join(
-        sorted({f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}" for place in _places(result)})
-    )
+    places = {f"{place.get('processor', '?')}, {place.get('cpu_capability', '?')}" for place in _places(result)}
+    return "; ".join(sorted(places | _kernels(result)))
 
 
 def seen_only(result: Mapping[str, Any]) -> bool:
@@ -25,9 +24,20 @@ def condition(result: Mapping[str, Any]) -> str:
     """The processor of a run (those of one name may differ by half in speed), and what else its CPU seconds hang on."""
     processors = sorted({_processor(place) for place in _places(result)})
     words = [processors[0] if len(processors) == 1 else f"{' and '.join(processors)} ({UNKNOWN} by parts)"]
+    words += sorted(_kernels(result))
     if seen_only(result):
         words.append("tasks so far alone evaluated")
     return ", ".join(words)
+
+
+def _kernels(result: Mapping[str, Any]) -> set[str]:
+    """Whether our own kernels had a part, in all of it or in some: where convolutions pass in bfloat16, or code."""
+    spec = result["spec"]
+    passes = spec.get("precision") != "float32" or "codes" in spec.get("options", {})
+    if not str(spec.get("network")).startswith("resnet") or not passes:
+        return set()
+    used = {place.get("kernels", "torch") for place in _places(result)}
+    return {"own kernels" if used == {"own"} else "own kernels in part"} if "own" in used else set()
 
 
 def _processor(place: Mapping[str, Any]) -> str:
