@@ -98,7 +98,14 @@ def stepped_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> St
 
 def buffer_copies(model: nn.Module) -> dict[str, Tensor]:
     """Copies that a pass may move in place of the model's own."""
-    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+    met: set[int] = set()
+    copies: dict[str, Tensor] = {}
+    for start, module in _named_modules(model, "", set()):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in met:
+                met.add(id(buffer))
+                copies[start + name] = buffer.clone()
+    return copies
 
 
 class Substitutes:
@@ -108,15 +115,22 @@ class Substitutes:
     """
 
     def __init__(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        instead = {id(own[name]): tensor for name, tensor in tensors.items()}
-        self._places: list[tuple[dict[str, Any], str, Tensor]] = [
-            (held, key, instead[id(value)])
-            for module in model.modules()
-            for held in (module._parameters, module._buffers)
-            for key, value in held.items()
-            if id(value) in instead
-        ]
+        places: list[tuple[dict[str, Any], str, int]] = []
+        instead: dict[int, Tensor] = {}
+        left = set(tensors)
+        for start, module in _named_modules(model, "", set()):
+            for held in (module._parameters, module._buffers):
+                for key, value in held.items():
+                    if value is None:
+                        continue
+                    places.append((held, key, id(value)))
+                    name = start + key
+                    if name in left:
+                        instead[id(value)] = tensors[name]
+                        left.remove(name)
+        if left:
+            raise KeyError(f"the model has no {', '.join(sorted(left))}")
+        self._places = [(held, key, instead[value]) for held, key, value in places if value in instead]
 
     def __enter__(self) -> None:
         self._own = [held[key] for held, key, _ in self._places]

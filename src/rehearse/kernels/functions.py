@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,17 +33,10 @@ class Form:
     @classmethod
     def of(cls, module: Convolution) -> Form | None:
         """None for one that the kernels do not know."""
-        (kernel, *kernels), (stride, *strides) = module.kernel_size, module.stride
-        if module.padding_mode != "zeros" or isinstance(module.padding, str) or module.groups != 1:
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
             return None
-        (padding, *paddings) = module.padding
-        square = kernels == [kernel] and strides == [stride] and paddings == [padding]
-        if not square or any(module.output_padding) or any(side != 1 for side in module.dilation):
-            return None
-        transposed = isinstance(module, nn.ConvTranspose2d)
-        near = padding <= stride and kernel - 1 - padding < 2 * stride  # no pixel needs more than its neighbours
-        known = near and kernel <= 4 and stride <= 2 and (not transposed or kernel - 2 * padding == stride)
-        return cls(kernel, stride, padding, transposed) if known else None
+        sides = (module.kernel_size, module.stride, module.padding, module.dilation, module.output_padding)
+        return _form(*sides, isinstance(module, nn.ConvTranspose2d))
 
     def fits(self, x: Tensor) -> bool:
         """Whether these are images whose grids are related so."""
@@ -69,6 +63,23 @@ class Form:
     def options(self) -> tuple[Any, ...]:
         """Stride, padding, dilation, transposed, output padding and groups, as torch's own kernels are told."""
         return [self.stride] * 2, [self.padding] * 2, [1, 1], self.transposed, [0, 0], 1
+
+
+@functools.cache
+def _form(
+    kernels: tuple[int, ...],
+    strides: tuple[int, ...],
+    paddings: tuple[int, ...],
+    dilations: tuple[int, ...],
+    more: tuple[int, ...],
+    transposed: bool,
+) -> Form | None:
+    if any(len(set(sides)) > 1 for sides in (kernels, strides, paddings)) or set(dilations) != {1} or any(more):
+        return None
+    kernel, stride, padding = kernels[0], strides[0], paddings[0]
+    near = padding <= stride and kernel - 1 - padding < 2 * stride  # no pixel needs more than its neighbours
+    known = near and kernel <= 4 and stride <= 2 and (not transposed or kernel - 2 * padding == stride)
+    return Form(kernel, stride, padding, transposed) if known else None
 
 
 def layer(

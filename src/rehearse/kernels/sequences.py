@@ -29,8 +29,15 @@ def own_kernels(modules: Iterable[nn.Module], *, full: bool = False) -> Replaced
     """
     if not _is_at_work(full) or listened_to_everywhere() or not kernels_at_hand():
         return ReplacedForwards({})
-    found = {module: _forward(module, full) for module in modules}
-    return ReplacedForwards({module: forward for module, forward in found.items() if forward is not None})
+    forwards: dict[nn.Module, Forward] = {}
+    inside: set[nn.Module] = set()  # blocks that go through the kernels as a whole
+    for module in modules:
+        forward = None if module in inside else _forward(module, full)
+        if forward is not None:
+            forwards[module] = forward
+            if not isinstance(module, nn.Sequential):
+                inside.add(_summands(module)[0])
+    return ReplacedForwards(forwards)
 
 
 def _is_at_work(full: bool) -> bool:
@@ -80,9 +87,10 @@ def _sequence(module: nn.Sequential) -> Forward | None:
 
 def _sum(module: nn.Module) -> Forward | None:
     """relu(residual(x) + shortcut(x)), where the residual ends with a batch-norm."""
-    residual, shortcut = (getattr(module, name) for name in type(module).relu_of_sum)  # type: ignore[attr-defined]
-    plain = isinstance(residual, nn.Sequential) and passes_rows_on(type(residual)) and not listened_to(residual)
-    layers = _layers(list(residual)) if plain and not listened_to(module) else []
+    residual, shortcut = _summands(module)
+    if not isinstance(residual, nn.Sequential) or not passes_rows_on(type(residual)):
+        return None
+    layers = [] if listened_to(module) or listened_to(residual) else _layers(list(residual))
     last = layers[-1] if layers else None
     if not isinstance(last, Layer) or last.norm is None or last.relu is not None:
         return None
@@ -94,6 +102,11 @@ def _sum(module: nn.Module) -> Forward | None:
         return last.closing(rest, shortcut(input))
 
     return forward
+
+
+def _summands(module: nn.Module) -> tuple[nn.Module, nn.Module]:
+    residual, shortcut = (getattr(module, name) for name in type(module).relu_of_sum)  # type: ignore[attr-defined]
+    return residual, shortcut
 
 
 @dataclass(frozen=True)
