@@ -233,7 +233,8 @@ class Lookahead:
             scores = self._compiled(everything, arguments, keywords)
         else:
             modules = parts.modules if self._compiled is None else ()
-            with own_kernels(modules), by_lines(modules):
+            reduced = self.computation.scoring == torch.bfloat16
+            with own_kernels(self.model, modules if reduced else ()), by_lines(modules):
                 if replaced:
                     scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
                 else:

@@ -115,7 +115,8 @@ def _is_anothers(file: IO[str]) -> bool:
 def _software() -> str:
     """A digest of the package's own code as it is on the disk: a commit does not tell what was changed since."""
     here = Path(__file__).parent
-    return _digest([[str(path.relative_to(here)), path.read_text("utf-8")] for path in sorted(here.rglob("*.py"))])
+    code = sorted([*here.rglob("*.py"), *here.rglob("*.c")])
+    return _digest([[str(path.relative_to(here)), path.read_text("utf-8")] for path in code])
 
 
 def _digest(value: Any) -> str:

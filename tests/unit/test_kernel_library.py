@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from having_kernels import needs_kernels
 
-from rehearse.kernels import kernels_at_hand
-
-needed = pytest.mark.skipif(
-    not kernels_at_hand(), reason="no native bfloat16 with AVX-512 here, or no C compiler: torch's kernels are used"
-)
 TOLD = "from rehearse.kernels import kernels_at_hand; print(kernels_at_hand())"
+WHY = "from rehearse.kernels import why_not; print(why_not())"
 COMPUTED = """
 import torch
 from torch import nn
@@ -23,7 +20,8 @@ from rehearse.kernels import kernels_at_hand, own_kernels
 torch.set_num_threads(1)
 torch.manual_seed(0)
 net = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU())
-with torch.autocast("cpu", torch.bfloat16), own_kernels(net.modules()):
+net.channels_last = True
+with torch.autocast("cpu", torch.bfloat16), own_kernels(net):
     print(kernels_at_hand(), net(torch.randn(2, 3, 8, 8)).sum().item())
 """
 
@@ -44,7 +42,7 @@ def kept(cache: Path) -> list[Path]:
     return sorted((cache / "rehearse" / "kernels").iterdir())
 
 
-@needed
+@needs_kernels
 def test_compiled_once_for_all_that_come_at_once_and_later(tmp_path: Path) -> None:
     several = [started(COMPUTED, tmp_path) for _ in range(3)]
     answers = {told(process) for process in several}
@@ -57,7 +55,7 @@ def test_compiled_once_for_all_that_come_at_once_and_later(tmp_path: Path) -> No
     assert file.stat().st_mtime_ns == made
 
 
-@needed
+@needs_kernels
 @pytest.mark.parametrize("damage", ["emptied", "cut", "one bit", "another's"])
 def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     right = told(started(COMPUTED, tmp_path))
@@ -72,7 +70,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert file.read_bytes() == whole
 
 
-@needed
+@needs_kernels
 def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:
     folder = tmp_path / "rehearse" / "kernels"
     folder.mkdir(parents=True)
@@ -81,17 +79,50 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> Non
     assert not kept(tmp_path)
 
 
-@needed
+@needs_kernels
 def test_no_folder_is_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     assert told(started(TOLD, tmp_path / "file")) == "True"
 
 
-@pytest.mark.parametrize("compiler", ["false", "no-such-compiler", "echo"])
-def test_without_a_compiler_that_works_torchs_kernels_are_used(tmp_path: Path, compiler: str) -> None:
+@needs_kernels
+def test_a_user_without_a_home_has_kernels(tmp_path: Path) -> None:
+    """An id that no account has, and no HOME, as in some containers."""
+    program = f"import os; os.environ.pop('HOME', None); os.environ.pop('XDG_CACHE_HOME', None); {TOLD}"
+    program = program.replace("import os;", "import os, pwd; pwd.getpwuid = {}.__getitem__;", 1)
+    assert told(started(program, tmp_path)) == "True"
+
+
+@needs_kernels
+def test_what_else_lies_in_the_folder_is_passed_over(tmp_path: Path) -> None:
+    told(started(TOLD, tmp_path))
+    (file,) = kept(tmp_path)
+    file.unlink()
+    (file.parent / f"{file.stem.partition('-')[0]}-folder.so").mkdir()
+    assert told(started(TOLD, tmp_path)) == "True"
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("false", "cannot be compiled"),
+        ("no-such-compiler", "there is no C compiler no-such-compiler"),
+        ("echo", "cannot be compiled or loaded"),
+        ('gcc "-O2', "No closing quotation"),
+        ("gcc -include nothing.h", "nothing.h"),
+    ],
+)
+def test_without_a_compiler_that_works_torchs_kernels_are_used(tmp_path: Path, compiler: str, reason: str) -> None:
     assert told(started(COMPUTED, tmp_path, CC=compiler)).startswith("False ")
+    assert reason in told(started(WHY, tmp_path, CC=compiler))
 
 
 def test_nobody_has_to_use_them(tmp_path: Path) -> None:
     assert told(started(TOLD, tmp_path, REHEARSE_KERNELS="torch")) == "False"
     assert not (tmp_path / "rehearse").exists()
+
+
+def test_another_word_is_refused(tmp_path: Path) -> None:
+    process = started(TOLD, tmp_path, REHEARSE_KERNELS="off")
+    assert "REHEARSE_KERNELS is 'off'; it must be own or torch" in process.communicate()[1]

@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from having_kernels import needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 from rehearse.batch import Batch
-from rehearse.kernels import functions, kernels_at_hand, own_kernels
+from rehearse.kernels import functions, own_kernels, why_not
 from rehearse.kernels.functions import Form, convolve_in_full, layer
-from rehearse.learners import AutoencoderReplay, CodeSearch
+from rehearse.learners import AutoencoderReplay, CodeSearch, Replay
 from rehearse.memory import ReservoirMemory
 from rehearse.nets import ConvAutoencoder, ReducedResNet18
+from rehearse.retrieval import MostInterfered
 
-pytestmark = pytest.mark.skipif(
-    not kernels_at_hand(), reason="no native bfloat16 with AVX-512 here, or no C compiler: torch's kernels are used"
-)
+pytestmark = needs_kernels
 HALF_A_DIGIT = 2.0**-8  # bfloat16 has eight bits; half of the last one, and the sums' own rounding
 
 
@@ -44,6 +45,13 @@ def assert_near(found: Tensor, exact: Tensor, relative: float) -> None:
 
 def reduced() -> Any:
     return torch.autocast("cpu", torch.bfloat16)
+
+
+def sequence(*parts: nn.Module) -> nn.Sequential:
+    """Parts in a row, of a model that says it runs channels-last."""
+    net = nn.Sequential(*parts)
+    net.channels_last = True
+    return net
 
 
 def convolution(form: Form, before: int, after: int, bias: bool = True) -> nn.Conv2d | nn.ConvTranspose2d:
@@ -80,7 +88,7 @@ def test_a_convolution_and_its_gradients(
     x = rounded(random(images, before, height * step, width * step)).requires_grad_()
     module = convolution(form, before, after, bias)
     assert Form.of(module) == form
-    assert form.fits(x)
+    assert form.fits(x, module.weight, module.bias)
     made = layer(x, module, form)[0]
     exact_module = copy.deepcopy(module).double()
     exact_x = x.detach().double().requires_grad_()
@@ -134,18 +142,18 @@ def test_every_tile_of_a_strip_counts() -> None:
     ],
 )
 def test_what_the_kernels_do_not_know_is_left_to_torch(module: nn.Module) -> None:
-    net = nn.Sequential(module, nn.Flatten())
+    net = sequence(module, nn.Flatten())
     x = rounded(random(3, 4, 9, 9))
-    with reduced(), own_kernels(net.modules()):
+    with reduced(), own_kernels(net):
         found = net(x)
     with reduced():
         assert torch.equal(found, net(x))
 
 
 def test_sides_that_do_not_divide_are_left_to_torch() -> None:
-    net = nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1))
+    net = sequence(nn.Conv2d(4, 4, 3, stride=2, padding=1))
     for side, ours in [(8, True), (9, False)]:
-        with recorded() as calls, reduced(), own_kernels(net.modules()):
+        with recorded() as calls, reduced(), own_kernels(net):
             net(random(2, 4, side, side))
         assert bool(calls) is ours
 
@@ -206,11 +214,11 @@ def test_a_batch_norm_and_its_gradients(
     "options", [{}, {"momentum": None}, {"momentum": 0.3, "eps": 0.1}, {"track_running_stats": False}]
 )
 def test_running_statistics_move_as_torchs_do(options: dict[str, Any]) -> None:
-    ours, theirs = (nn.Sequential(nn.BatchNorm2d(20, **options), nn.ReLU()) for _ in range(2))
+    ours, theirs = (sequence(nn.BatchNorm2d(20, **options), nn.ReLU()) for _ in range(2))
     for seed in range(3):
         x = rounded(random(5, 20, 6, 6, seed=seed) + seed)
         with reduced():
-            with own_kernels(ours.modules()), recorded() as calls:
+            with own_kernels(ours), recorded() as calls:
                 found = ours(x)
             assert calls == ["normalise"]
             assert_near(found, theirs(x), 2 * HALF_A_DIGIT)
@@ -228,8 +236,8 @@ def test_what_is_no_number_stays_none(value: float) -> None:
 
 
 def test_one_pixel_a_channel_is_refused_as_torch_does() -> None:
-    net = nn.Sequential(nn.BatchNorm2d(4))
-    with reduced(), own_kernels(net.modules()), pytest.raises(ValueError, match="more than 1 value per channel"):
+    net = sequence(nn.BatchNorm2d(4))
+    with reduced(), own_kernels(net), pytest.raises(ValueError, match="more than 1 value per channel"):
         net(rounded(random(1, 4, 1, 1)))
 
 
@@ -275,7 +283,7 @@ def test_a_network_is_as_near_to_exact_as_with_torchs_kernels(problem: Callable[
     right = gradients(exact, x.double())
     with reduced():
         other = gradients(theirs, x)
-        with own_kernels(model.modules()), recorded() as calls:
+        with own_kernels(model), recorded() as calls:
             found = gradients(model, x)
     assert {"convolve", "normalise", "gradients", "normalise_gradient"} == set(calls)
 
@@ -289,7 +297,7 @@ def test_a_network_is_as_near_to_exact_as_with_torchs_kernels(problem: Callable[
 
 def test_every_layer_of_the_papers_networks_goes_through_the_kernels() -> None:
     for model, norms in ((ReducedResNet18(), 20), (ConvAutoencoder(), 12)):
-        with recorded() as calls, reduced(), own_kernels(model.modules()):
+        with recorded() as calls, reduced(), own_kernels(model):
             model(random(2, 3, 32, 32))
         assert calls.count("normalise") == norms
     assert calls.count("convolve") == 14  # of the autoencoder, all; the residual networks' wide ones are torch's
@@ -314,11 +322,11 @@ LEFT_ALONE: dict[str, Callable[[nn.Sequential], Any]] = {
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_somebody_elses_layers_are_left_to_torch_to_the_bit(name: str) -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+    net = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
     LEFT_ALONE[name](net)
     plain, x = copy.deepcopy(net), rounded(random(3, 4, 8, 8))
     with reduced(), recorded() as calls:
-        with own_kernels(net.modules()):
+        with own_kernels(net):
             found = net(x)
         assert not calls
         assert torch.equal(found, plain(x))
@@ -327,13 +335,14 @@ def test_somebody_elses_layers_are_left_to_torch_to_the_bit(name: str) -> None:
 @pytest.mark.parametrize("where", ["float32", "float16", "two threads", "a transform", "no autocast inside"])
 def test_other_ways_to_compute_are_torchs_to_the_bit(where: str) -> None:
     torch.manual_seed(0)
-    net, x = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()), random(3, 4, 8, 8)
+    net, x = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()), random(3, 4, 8, 8)
     plain = copy.deepcopy(net)
 
     def outcome(model: nn.Module, ours: bool) -> Tensor:
-        with own_kernels(model.modules() if ours else ()):
+        with own_kernels(model, None if ours else ()):
             if where == "a transform":
-                return torch.func.vmap(lambda rows: model[0](rows))(x[None])[0]
+                model.eval()  # running statistics cannot be moved in one
+                return torch.func.vmap(lambda rows: model(rows), randomness="same")(x[None])[0]
             if where == "no autocast inside":
                 with torch.autocast("cpu", enabled=False):
                     return model(x)
@@ -351,11 +360,11 @@ def test_other_ways_to_compute_are_torchs_to_the_bit(where: str) -> None:
 
 def test_a_batch_norm_in_eval_mode_uses_its_running_statistics() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()).eval()
+    net = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()).eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     x = rounded(random(3, 4, 8, 8))
     with reduced():
-        with own_kernels(net.modules()), recorded() as calls:
+        with own_kernels(net), recorded() as calls:
             found = net(x)
         assert calls == ["convolve"]
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -369,15 +378,15 @@ def test_a_block_under_a_hook_or_with_a_frozen_norm_is_still_right() -> None:
     model.body[3].residual.register_forward_hook(lambda *_: None)
     for network in (model, exact):
         network.body[4].residual[-1].eval()
-    with reduced(), own_kernels(model.modules()):
+    with reduced(), own_kernels(model):
         found = model(x)
     torch.testing.assert_close(found.double(), exact(x.double()), rtol=0.05, atol=0.05)
 
 
 def test_float32_goes_through_the_kernels_only_where_asked_and_without_gradients() -> None:
-    net, x = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6).eval()), random(3, 4, 8, 8)
+    net, x = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6).eval()), random(3, 4, 8, 8)
     for full, gradient in itertools.product((False, True), (False, True)):
-        with torch.set_grad_enabled(gradient), own_kernels(net.modules(), full=full), recorded() as calls:
+        with torch.set_grad_enabled(gradient), own_kernels(net, full=full), recorded() as calls:
             found = net(x)
         assert calls == (["convolve"] if full and not gradient else [])
         assert_near(found, net(x), 1e-5)
@@ -385,21 +394,200 @@ def test_float32_goes_through_the_kernels_only_where_asked_and_without_gradients
 
 def test_nothing_stays_behind_and_blocks_may_nest() -> None:
     model = ReducedResNet18(base=4)
-    with reduced(), own_kernels(model.modules()):
+    with reduced(), own_kernels(model):
         assert "forward" in vars(model.body)
-        with own_kernels(model.modules()):
+        with own_kernels(model):
             assert "forward" in vars(model.body)
         assert "forward" in vars(model.body)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
-def test_a_gradient_of_a_gradient_is_refused() -> None:
-    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6))
-    x = random(3, 4, 8, 8).requires_grad_()
-    with reduced(), own_kernels(net.modules()):
-        (slope,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.sum().backward()
+def test_a_gradient_of_a_gradient_is_torchs() -> None:
+    torch.manual_seed(0)
+    net, x = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()), random(3, 4, 8, 8).requires_grad_()
+
+    def second(model: nn.Module) -> list[Tensor]:
+        (slope,) = torch.autograd.grad(model(x).float().square().sum(), x, create_graph=True)
+        return [
+            g for g in torch.autograd.grad(slope.square().sum(), model.parameters(), allow_unused=True) if g is not None
+        ]
+
+    exact = copy.deepcopy(net).double()
+    x64 = x.detach().double().requires_grad_()
+    (slope,) = torch.autograd.grad(exact(x64).square().sum(), x64, create_graph=True)
+    right = torch.autograd.grad(slope.square().sum(), [*exact.parameters()], allow_unused=True)
+    with reduced(), own_kernels(net):
+        found = second(net)
+    assert len(found) == 4
+    for own, value in zip(found[::2], right[::2], strict=True):  # the weights; bfloat16 leaves two digits of such
+        assert float((own.double() - value).norm() / value.norm()) < 0.1
+
+
+# ------------------------------------------------------------------------------------------ what must not reach them
+
+
+class Broadcasting(nn.Module):
+    """A block whose shortcut has one number a channel."""
+
+    relu_of_sum = ("residual", "shortcut")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6))
+        self.shortcut = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 6, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = self.residual(x)
+        total += self.shortcut(x)
+        return F.relu(total)
+
+
+def odd(change: Callable[[nn.Sequential], Any]) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+    with torch.no_grad():
+        change(net)
+    return net
+
+
+def parameter(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values.detach())
+
+
+UNUSUAL: dict[str, Callable[[nn.Sequential], Any]] = {
+    "a norm without a bias": lambda net: net[1].register_parameter("bias", None),
+    "a weight with gaps": lambda net: setattr(net[0], "weight", parameter(random(6, 64, 3, 3)[:, :4])),
+    "an expanded weight": lambda net: setattr(net[0], "weight", parameter(random(6, 1, 3, 3).expand(6, 4, 3, 3))),
+    "a bias with gaps": lambda net: setattr(net[0], "bias", parameter(random(12)[::2])),
+    "a scale with gaps": lambda net: setattr(net[1], "weight", parameter(random(12)[::2])),
+    "another kernel than it says": lambda net: setattr(net[0], "weight", parameter(random(6, 4, 1, 1))),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_parameters_that_are_not_as_the_kernels_take_them(name: str) -> None:
+    net = odd(UNUSUAL[name])
+    plain, x = copy.deepcopy(net), rounded(random(3, 4, 8, 8))
+    with reduced():
+        expected = torch.autograd.grad(plain(x).square().sum(), [*plain.parameters()])
+        with own_kernels(net):
+            found = torch.autograd.grad(net(x).square().sum(), [*net.parameters()])
+    largest = max(float(other.abs().max()) for other in expected)
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=0.05, atol=0.02 * largest)
+
+
+@pytest.mark.parametrize(
+    ("x", "problem"),
+    [
+        (rounded(random(3, 5, 8, 8)), "to have 4 channels"),
+        (rounded(random(3, 1, 8, 8)), "to have 4 channels"),
+        (torch.zeros(3, 4, 8, 8, dtype=torch.uint8), "."),
+        (random(3, 4), "."),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused_as_torch_does(x: Tensor, problem: str) -> None:
+    net = odd(lambda net: None)
+    with reduced(), own_kernels(net), pytest.raises(RuntimeError, match=problem):
+        net(x)
+
+
+def test_tensors_of_another_kind_in_the_parameters_place() -> None:
+    net = sequence(nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(6).eval())
+    others = {name: value.to(torch.bfloat16) for name, value in net[0].named_parameters("0")}
+    x = rounded(random(3, 4, 8, 8))
+    with reduced():
+        expected = torch.func.functional_call(copy.deepcopy(net), others, (x,))
+        with own_kernels(net), recorded() as calls:
+            assert torch.equal(torch.func.functional_call(net, others, (x,)), expected)
+        assert not calls
+
+
+def test_a_shortcut_of_another_shape_is_added_by_torch() -> None:
+    torch.manual_seed(0)
+    net = sequence(Broadcasting())
+    exact, x = copy.deepcopy(net).double(), rounded(random(3, 4, 8, 8))
+    with reduced(), own_kernels(net), recorded() as calls:
+        found = net(x)
+    assert calls.count("normalise") == 1
+    torch.testing.assert_close(found.double(), exact(x.double()), rtol=0.02, atol=0.02)
+
+
+def test_a_block_may_be_called_by_name_and_keeps_its_dtype() -> None:
+    torch.manual_seed(0)
+    block = ReducedResNet18(base=4).body[3]
+    block.channels_last = True
+    block.residual[-1].eval()
+    x = random(3, 4, 8, 8)
+    with reduced():
+        expected = block(x)
+        with own_kernels(block):
+            assert block(x=x).dtype == block(x).dtype == expected.dtype == torch.bfloat16
+
+
+def test_a_model_that_does_not_run_channels_last_is_torchs_to_the_bit() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU())
+    plain, x = copy.deepcopy(net), random(3, 4, 8, 8)
+    with reduced(), own_kernels(net), recorded() as calls:
+        found = net(x)
+        assert found.is_contiguous()
+        assert torch.equal(found, plain(x))
+    assert not calls
+
+
+def test_layers_that_a_model_hooks_into_or_exchanges_on_its_way() -> None:
+    class Restless(nn.Module):
+        channels_last = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.f = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU())
+            self.other = nn.Conv2d(4, 4, 3, padding=1)
+            self.heard: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            first = self.f(x)
+            self.f[0] = self.other
+            handle = self.f[0].register_forward_hook(lambda *_: self.heard.append(1))
+            try:
+                return first - self.f(x)
+            finally:
+                handle.remove()
+
+    net, x = Restless(), rounded(random(3, 4, 8, 8))
+    with reduced(), own_kernels(net):
+        assert net(x).abs().max() > 0.1
+    assert net.heard == [1]
+
+
+def test_saved_tensors_may_come_back_in_another_layout() -> None:
+    def by_weight(net: nn.Module, packed: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        hooks = torch.autograd.graph.saved_tensors_hooks(packed, lambda tensor: tensor)
+        with reduced(), own_kernels(net), hooks:
+            made = net(rounded(random(3, 4, 8, 8))).square().sum()
+        return list(torch.autograd.grad(made, [*net.parameters()]))
+
+    plain = by_weight(odd(lambda net: None), lambda tensor: tensor)
+    packed = by_weight(odd(lambda net: None), lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
+    for one, other in zip(packed, plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("rows", "channels", "side"), [(110, 16, 32), (40, 64, 84), (110, 20, 32)])
+def test_the_variance_keeps_its_digits_in_many_and_uneven_pixels(rows: int, channels: int, side: int) -> None:
+    x = random(rows, channels, side, side) + 10
+    x[0, :, :4] = 0  # dark lines first
+    x = rounded(x)
+    _, mean, variance = layer(x, None, None, nn.BatchNorm2d(channels))
+    exact = x.double()
+    torch.testing.assert_close(mean.double(), exact.mean((0, 2, 3)), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(variance.double(), exact.var((0, 2, 3)), rtol=1e-4, atol=0)
+
+
+def test_they_compile_where_they_are_meant_to() -> None:
+    assert why_not() is None
 
 
 # ---------------------------------------------------------------------------------------------------- in a learner
@@ -429,6 +617,45 @@ def learned(subject: AutoencoderReplay, steps: range) -> AutoencoderReplay:
             subject.begin_task(Batch(x, y, task), task)
         subject.observe(x, y, task)
     return subject
+
+
+class Checkpointed(ReducedResNet18):
+    """Passes its body again when its gradient is taken."""
+
+    def features(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+class Viewing(nn.Module):
+    """Views what its convolutions give as flat rows, which takes torch's usual layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU())
+        self.head = nn.Linear(5 * 8 * 8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.f(x)
+        return self.head(h.view(len(h), -1))
+
+
+@pytest.mark.parametrize("precision", ["auto", "bfloat16"])
+@pytest.mark.parametrize("kind", ["checkpointed", "viewing"])
+def test_models_that_torch_takes_are_taken(kind: str, precision: str) -> None:
+    torch.manual_seed(0)
+    model = Viewing() if kind == "viewing" else Checkpointed(4, base=4)
+    side = 8 if kind == "viewing" else 32
+    replay = Replay(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        ReservoirMemory(50),
+        MostInterfered(candidates=20),
+        precision=precision,
+    )
+    with recorded() as calls:
+        for step in range(4):
+            replay.observe(random(10, 3, side, side, seed=step), torch.arange(10) % 2 + 2 * (step // 2), step // 2)
+    assert bool(calls) is (kind == "checkpointed")
 
 
 def test_a_learner_goes_on_to_the_bit_and_two_are_alike() -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ..errors import RehearseError
 from .library import Norm, Shape, library
 
 FILLED: Final = 32  # channels that two registers hold
 WIDEST: Final = 160  # that our kernels have been measured with
+LARGEST: Final = 2**28  # numbers of an image: distances in its planes are counted in 32 bits
 aten: Final = torch.ops.aten
 Convolution = nn.Conv2d | nn.ConvTranspose2d
 
@@ -38,13 +40,16 @@ class Form:
         sides = (module.kernel_size, module.stride, module.padding, module.dilation, module.output_padding)
         return _form(*sides, isinstance(module, nn.ConvTranspose2d))
 
-    def fits(self, x: Tensor) -> bool:
-        """Whether these are images whose grids are related so."""
-        if x.ndim != 4 or 0 in x.shape:
+    def fits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Whether these are images that it can take, with a weight and a bias as the kernels read them."""
+        shape, into = (self.kernel, self.kernel), 1 if self.transposed else 0
+        if not is_images(x) or weight.shape[2:] != shape or x.shape[1] != weight.shape[1 - into]:
+            return False
+        if not _is_dense(weight) or (bias is not None and not is_row(bias, weight.shape[into])):
             return False
         if self.transposed:
             return True
-        made = ((side + 2 * self.padding - self.kernel) // self.stride + 1 for side in x.shape[2:])
+        made = [(side + 2 * self.padding - self.kernel) // self.stride + 1 for side in x.shape[2:]]
         return all(side == self.stride * small for side, small in zip(x.shape[2:], made, strict=True))
 
     def size(self, x: Tensor, weight: Tensor) -> tuple[int, int, int, int]:
@@ -80,6 +85,29 @@ def _form(
     near = padding <= stride and kernel - 1 - padding < 2 * stride  # no pixel needs more than its neighbours
     known = near and kernel <= 4 and stride <= 2 and (not transposed or kernel - 2 * padding == stride)
     return Form(kernel, stride, padding, transposed) if known else None
+
+
+# What goes to the kernels by its address must be what they take it for.
+
+
+def is_images(x: Tensor) -> bool:
+    plain = x.ndim == 4 and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32)
+    return plain and 0 < x.numel() <= LARGEST * len(x)
+
+
+def is_row(values: Tensor | None, length: int) -> bool:
+    """So many numbers in a row, of which the kernels take one for each channel."""
+    if values is None or values.shape != (length,) or not values.is_contiguous():
+        return False
+    return values.dtype == torch.float32 and values.device.type == "cpu"
+
+
+def _is_dense(weight: Tensor) -> bool:
+    full = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return full and (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))
+
+
+# ------------------------------------------------------------------------------------------------------------ layers
 
 
 def layer(
@@ -125,37 +153,60 @@ class _Layer(torch.autograd.Function):
         relu: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.form, ctx.epsilon, ctx.relu = form, epsilon, relu
+        given = (x, weight, bias, scale, offset, added)
         convolved = x if weight is None or form is None else _convolved(x, weight, bias, form)
         if epsilon is None:
-            ctx.save_for_backward(x, weight)
+            ctx.save_for_backward(*given)
             return convolved, None, None
         mean, inverse, variance = torch.empty(3, convolved.shape[1]).unbind()
         made = torch.empty_like(convolved)
         norm = _norm(convolved, epsilon, relu)
         _call("normalise", norm, convolved, added, scale, offset, made, mean, inverse, variance)
-        ctx.save_for_backward(x, weight, convolved, added, scale, offset, mean, inverse)
+        ctx.save_for_backward(*given, convolved, mean, inverse)
         ctx.mark_non_differentiable(mean, variance)
         return made, mean, variance
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        x, weight, *normalised = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: each time they are asked for, they are unpacked anew
+        given, normalised = saved[:6], saved[6:]
+        if torch.is_grad_enabled():
+            return (*_differentiable(ctx, given, gradient), None, None, None)
+        x, weight, _, scale, offset, added = given
         for_x, for_weight, for_bias, *_ = ctx.needs_input_grad
         gradient = _bfloat16(gradient)
         by_x = by_weight = by_bias = by_scale = by_offset = by_added = None
         if normalised:
-            convolved, added, scale, offset, mean, inverse = normalised
+            convolved, mean, inverse = normalised
+            convolved, added = _bfloat16(convolved), None if added is None else _bfloat16(added)
             by_convolved, by_scale, by_offset = (torch.empty_like(each) for each in (convolved, scale, offset))
             by_added = None if added is None else torch.empty_like(added) if ctx.relu else gradient
-            given = (gradient, convolved, added, scale, offset, mean, inverse)
             norm, by = _norm(convolved, ctx.epsilon, ctx.relu), (by_convolved, by_added, by_scale, by_offset)
-            _call("normalise_gradient", norm, *given, *by)
+            _call("normalise_gradient", norm, gradient, convolved, added, scale, offset, mean, inverse, *by)
             by_x = gradient = by_convolved
         if ctx.form is not None:
-            by_x, by_weight = _gradients(x, gradient, weight, ctx.form, for_x, for_weight)
+            by_x, by_weight = _gradients(_bfloat16(x), gradient, weight, ctx.form, for_x, for_weight)
             by_bias = gradient.sum((0, 2, 3), dtype=weight.dtype) if for_bias else None
         return by_x, by_weight, by_bias, by_scale, by_offset, by_added, None, None, None
+
+
+def _differentiable(ctx: Any, given: Sequence[Tensor | None], gradient: Tensor) -> list[Tensor | None]:
+    """The gradient by torch's own operations, for somebody who takes the gradient of it."""
+    x, weight, bias, scale, offset, added = given
+    made = x
+    if weight is not None and ctx.form is not None and x is not None:
+        cast = None if bias is None else bias.to(x.dtype)
+        made = aten.convolution(x, weight.to(x.dtype), cast, *ctx.form.options)
+    if ctx.epsilon is not None and made is not None:
+        made = F.batch_norm(made, None, None, scale, offset, training=True, eps=ctx.epsilon)
+        made = made if added is None else made + added
+        made = F.relu(made) if ctx.relu else made
+    wanted = [each for each, needed in zip(given, ctx.needs_input_grad[:6], strict=True) if needed]
+    found = iter(torch.autograd.grad(made, wanted, gradient, create_graph=True, allow_unused=True))  # type: ignore[arg-type]
+    return [next(found) if needed else None for needed in ctx.needs_input_grad[:6]]
+
+
+# ----------------------------------------------------------------------------------------------- one kernel at a time
 
 
 def _is_ours(weight: Tensor, form: Form, to_fine: bool) -> bool:
@@ -197,7 +248,7 @@ def _gradients(
 def _call(name: str, structure: Any, *given: Tensor | bool | None) -> None:
     arguments = [each.data_ptr() if isinstance(each, Tensor) else each for each in given]
     if getattr(library(), name)(structure, *arguments):
-        raise RehearseError("there is not enough memory for a convolution or a batch-norm; use smaller batches")
+        raise RehearseError("there is not enough memory for a convolution or a batch-norm of images of this size")
 
 
 def _norm(x: Tensor, epsilon: float, relu: bool) -> Any:

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 import torch
 
+from ..errors import InvalidInput
+
 SWITCH: Final = "REHEARSE_KERNELS"
 SOURCES: Final = ("convolution.c", "normalisation.c")
 FEATURES: Final = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "fma")
@@ -60,26 +62,39 @@ def kernels_at_hand() -> bool:
     return library() is not None
 
 
-@functools.cache
+def why_not() -> str | None:
+    """Why torch's kernels are used, or None where ours are at hand."""
+    return _sought()[1]
+
+
 def library() -> Any:
-    """The compiled kernels, or None where they cannot be had: another processor, no compiler, or nobody wants them."""
-    if os.environ.get(SWITCH) == "torch" or platform.system() != "Linux":
-        return None
-    compiler = _compiler()
-    if compiler is None or not torch.cpu._is_avx512_bf16_supported():
-        return None
+    """The compiled kernels, or None where they cannot be had."""
+    return _sought()[0]
+
+
+@functools.cache
+def _sought() -> tuple[ctypes.CDLL | None, str | None]:
+    wanted = os.environ.get(SWITCH, "own")
+    if wanted not in ("own", "torch"):
+        raise InvalidInput(f"{SWITCH} is {wanted!r}; it must be own or torch")
+    if wanted == "torch":
+        return None, f"{SWITCH} is torch"
+    if platform.system() != "Linux" or not torch.cpu._is_avx512_bf16_supported():
+        return None, "they are for Linux on processors with AVX-512 and bfloat16"
     try:
-        return _loaded(compiler)
-    except (OSError, AttributeError, subprocess.SubprocessError):  # a compiler that is too old, a disk that is full
-        return None
+        return _loaded(_compiler()), None
+    except subprocess.CalledProcessError as problem:
+        return None, f"they cannot be compiled: {problem.stderr.decode(errors='replace').strip() or problem}"
+    except (OSError, ValueError, AttributeError, subprocess.SubprocessError) as problem:
+        return None, f"they cannot be compiled or loaded: {problem}"
 
 
-def _compiler() -> list[str] | None:
+def _compiler() -> list[str]:
     wanted = os.environ.get("CC")
     for command in [shlex.split(wanted)] if wanted else [["cc"], ["gcc"]]:
         if command and shutil.which(command[0]):
             return command
-    return None
+    raise FileNotFoundError(f"there is no C compiler {wanted or 'cc'}; install gcc")
 
 
 def _loaded(compiler: list[str]) -> ctypes.CDLL:
@@ -87,12 +102,9 @@ def _loaded(compiler: list[str]) -> ctypes.CDLL:
     sources = [Path(__file__).parent / name for name in SOURCES]
     made_of = _digest("\0".join([*compiler, *FLAGS]).encode(), *(source.read_bytes() for source in sources))
     with _folder() as folder:
-        whole = (
-            file for file in folder.glob(f"{made_of}-*.so") if file.stem == f"{made_of}-{_digest(file.read_bytes())}"
-        )
-        kept = next(whole, None)
-        if kept is not None:
-            return _declared(ctypes.CDLL(str(kept)))
+        for kept in folder.glob(f"{made_of}-*.so"):
+            if kept.is_file() and kept.stem == f"{made_of}-{_digest(kept.read_bytes())}":
+                return _declared(ctypes.CDLL(str(kept)))
         with tempfile.TemporaryDirectory(dir=folder) as making:
             made = Path(making) / "kernels.so"
             command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), "-lm"]
@@ -108,8 +120,8 @@ def _digest(*parts: bytes) -> str:
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """Of this user alone, for what is in it will be run."""
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearse" / "kernels"
     try:
+        kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearse" / "kernels"
         kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         safe = kept.stat().st_uid == os.getuid() and not kept.stat().st_mode & 0o022 and os.access(kept, os.W_OK)
     except (OSError, RuntimeError):

@@ -10,12 +10,14 @@
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef uint16_t bfloat16;
 
 enum {
     LANES = 16,
-    TRIED = 32,  /* lines whose mean stands for that of all, so that squares stay small */
+    TRIED = 64,  /* lines that tell about where the mean is */
+    MANY = 2048, /* lines that are added up in float32 */
     AHEAD = 1024 /* numbers: images of the last layer have left the caches */
 };
 
@@ -47,49 +49,68 @@ static inline __m512 before_relu(__m512 x, const float *scale, const float *offs
     return added ? _mm512_add_ps(value, loaded(added, some)) : value;
 }
 
-/* `body` for all numbers: `at` counts them, `lane` is their place in a line, `some` says which of the 16 there are. */
-#define EACH(total, line, body) \
-    for (long start = 0; start < (total); start += (line)) { \
-        long most = (total) - start < (line) ? (total) - start : (line); \
+/* `body` for all numbers from `first`, the start of a line, on: `at` counts them, `lane` is their place in a line, `some`
+   says which of the 16 there are. */
+#define EACH(first, end, line, body) \
+    for (long begin = (first), stop = (end); begin < stop; begin += (line)) { \
+        long most = stop - begin < (line) ? stop - begin : (line); \
         for (long lane = 0; lane < most; lane += LANES) { \
-            long at = start + lane; \
+            long at = begin + lane; \
             __mmask16 some = most - lane < LANES ? (__mmask16)((1u << (most - lane)) - 1) : (__mmask16)0xffff; \
             body \
         } \
     }
 
-static void fill(float *to, long line, long channels, const float *values) {
-    for (long i = 0; i < line; i++) to[i] = values[i % channels];
+/* Sums of up to so many lines are taken in float32, those of all in double. */
+static void gather(float *sums, long line, long channels, double *totals) {
+    for (long i = 0; i < line; i++) {
+        totals[i % channels] += sums[i];
+        sums[i] = 0;
+    }
 }
 
-static double gathered(const float *sums, long line, long channels, long channel) {
-    double total = 0;
-    for (long i = channel; i < line; i += channels) total += sums[i];
-    return total;
+/* What to subtract before squares are taken, so that they stay small: about the mean, from lines all over the images. A
+   bfloat16 number, so that differences are exact. */
+static void estimate(const bfloat16 *x, long total, long line, long channels, float *sum, double *mean, float *about) {
+    long count = 0, step = total / line / TRIED > 0 ? total / line / TRIED * line : line;
+    for (long start = 0; start < total && count < TRIED; start += step, count++)
+        EACH(start, start + line < total ? start + line : total, line, {
+            _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), loaded(x + at, some)));
+        })
+    gather(sum, line, channels, mean);
+    for (long i = 0; i < line; i++) {
+        long numbers = count * line < total ? count * line : total;
+        float value = (float)(mean[i % channels] * (double)channels / (double)numbers);
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        bits &= 0xffff0000;
+        memcpy(about + i, &bits, sizeof bits);
+    }
 }
 
 /* y, and for the gradient the mean and 1 / √(variance + ε) of each channel; `variance` is the unbiased one. */
 int normalise(const Norm *n, const bfloat16 *x, const bfloat16 *added, const float *weight, const float *bias,
               bfloat16 *y, float *mean, float *inverse, float *variance) {
-    long c = n->channels, line = line_of(c), total = n->pixels * c, tried = total < TRIED * line ? total : TRIED * line;
+    long c = n->channels, line = line_of(c), total = n->pixels * c;
     float *scratch = lines(5, line);
-    if (!scratch) return 1;
+    double *totals = calloc((size_t)(3 * c), sizeof(double));
+    if (!scratch || !totals) return free(scratch), free(totals), 1;
     float *about = scratch, *sum = about + line, *square = sum + line, *scale = square + line, *offset = scale + line;
+    double *sums = totals + c, *squares = sums + c;
     for (long i = 0; i < line; i++) sum[i] = square[i] = 0;
-    EACH(tried, line, { _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), loaded(x + at, some))); })
-    for (long i = 0; i < c; i++) mean[i] = (float)(gathered(sum, line, c, i) * (double)c / (double)tried);
-    fill(about, line, c, mean);
-    for (long i = 0; i < line; i++) sum[i] = 0;
-    EACH(total, line, {
-        __m512 far = _mm512_maskz_sub_ps(some, loaded(x + at, some), _mm512_load_ps(about + lane));
-        _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), far));
-        _mm512_store_ps(square + lane, _mm512_fmadd_ps(far, far, _mm512_load_ps(square + lane)));
-    })
+    estimate(x, total, line, c, sum, totals, about);
+    for (long start = 0; start < total; start += MANY * line) {
+        EACH(start, start + MANY * line < total ? start + MANY * line : total, line, {
+            __m512 far = _mm512_maskz_sub_ps(some, loaded(x + at, some), _mm512_load_ps(about + lane));
+            _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), far));
+            _mm512_store_ps(square + lane, _mm512_fmadd_ps(far, far, _mm512_load_ps(square + lane)));
+        })
+        gather(sum, line, c, sums), gather(square, line, c, squares);
+    }
     for (long i = 0; i < c; i++) {
-        double pixels = (double)n->pixels, s = gathered(sum, line, c, i) / pixels;
-        double spread = gathered(square, line, c, i) / pixels - s * s;
+        double pixels = (double)n->pixels, s = sums[i] / pixels, spread = squares[i] / pixels - s * s;
         if (spread < 0) spread = 0;
-        mean[i] += (float)s;
+        mean[i] = (float)(about[i] + s);
         inverse[i] = (float)(1 / sqrt(spread + n->epsilon));
         variance[i] = (float)(spread * pixels / (pixels - 1));
     }
@@ -98,11 +119,11 @@ int normalise(const Norm *n, const bfloat16 *x, const bfloat16 *added, const flo
         offset[i] = bias[i % c] - mean[i % c] * scale[i];
     }
     __m512 least = _mm512_set1_ps(n->relu ? 0 : -INFINITY);
-    EACH(total, line, {
+    EACH(0, total, line, {
         __m512 value = before_relu(loaded(x + at, some), scale + lane, offset + lane, added ? added + at : NULL, some);
         stored(y + at, some, _mm512_max_ps(least, value)); /* of two, max gives the second where one is not a number */
     })
-    free(scratch);
+    free(scratch), free(totals);
     return 0;
 }
 
@@ -113,11 +134,12 @@ int normalise_gradient(const Norm *n, const bfloat16 *gradient, const bfloat16 *
                        bfloat16 *by_added, float *by_weight, float *by_bias) {
     long c = n->channels, line = line_of(c), total = n->pixels * c;
     float *scratch = lines(6, line);
-    if (!scratch) return 1;
+    double *totals = calloc((size_t)(2 * c), sizeof(double));
+    if (!scratch || !totals) return free(scratch), free(totals), 1;
     float *about = scratch, *scale = about + line, *offset = scale + line, *sum = offset + line;
     float *product = sum + line, *slope = product + line;
-    fill(about, line, c, mean);
     for (long i = 0; i < line; i++) {
+        about[i] = mean[i % c];
         scale[i] = weight[i % c] * inverse[i % c];
         offset[i] = bias[i % c] - mean[i % c] * scale[i];
         sum[i] = product[i] = 0;
@@ -127,16 +149,19 @@ int normalise_gradient(const Norm *n, const bfloat16 *gradient, const bfloat16 *
     (n->relu ? _mm512_mask_cmp_ps_mask( \
                    some, before_relu(value, scale + lane, offset + lane, added ? added + at : NULL, some), zero, _CMP_NLE_UQ) \
              : some)
-    EACH(total, line, {
-        __m512 value = loaded(x + at, some);
-        __m512 g = _mm512_maskz_mov_ps(THROUGH(value), loaded(gradient + at, some));
-        _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), g));
-        __m512 far = _mm512_sub_ps(value, _mm512_load_ps(about + lane));
-        _mm512_store_ps(product + lane, _mm512_fmadd_ps(g, far, _mm512_load_ps(product + lane)));
-    })
+    for (long start = 0; start < total; start += MANY * line) {
+        EACH(start, start + MANY * line < total ? start + MANY * line : total, line, {
+            __m512 value = loaded(x + at, some);
+            __m512 g = _mm512_maskz_mov_ps(THROUGH(value), loaded(gradient + at, some));
+            _mm512_store_ps(sum + lane, _mm512_add_ps(_mm512_load_ps(sum + lane), g));
+            __m512 far = _mm512_sub_ps(value, _mm512_load_ps(about + lane));
+            _mm512_store_ps(product + lane, _mm512_fmadd_ps(g, far, _mm512_load_ps(product + lane)));
+        })
+        gather(sum, line, c, totals), gather(product, line, c, totals + c);
+    }
     for (long i = 0; i < c; i++) {
-        by_bias[i] = (float)gathered(sum, line, c, i);
-        by_weight[i] = (float)(gathered(product, line, c, i) * inverse[i]);
+        by_bias[i] = (float)totals[i];
+        by_weight[i] = (float)(totals[c + i] * inverse[i]);
     }
     float *level = sum; /* no longer needed: by_x = scale · g + slope · x + level */
     for (long i = 0; i < line; i++) {
@@ -144,13 +169,13 @@ int normalise_gradient(const Norm *n, const bfloat16 *gradient, const bfloat16 *
         slope[i] = -scale[i] * inverse[k] * by_weight[k] / (float)n->pixels;
         level[i] = -scale[i] * by_bias[k] / (float)n->pixels - slope[i] * mean[k];
     }
-    EACH(total, line, {
+    EACH(0, total, line, {
         __m512 value = loaded(x + at, some);
         __m512 g = _mm512_maskz_mov_ps(THROUGH(value), loaded(gradient + at, some));
         if (n->relu && added) stored(by_added + at, some, g);
         __m512 rest = _mm512_fmadd_ps(value, _mm512_load_ps(slope + lane), _mm512_load_ps(level + lane));
         stored(by_x + at, some, _mm512_fmadd_ps(g, _mm512_load_ps(scale + lane), rest));
     })
-    free(scratch);
+    free(scratch), free(totals);
     return 0;
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,38 +12,55 @@ from torch import Tensor, nn
 from ..batchnorm import move_statistics
 from ..chain import listened_to, listened_to_everywhere, passes_rows_on
 from ..gradients import ReplacedForwards
-from .functions import Convolution, Form, convolve_in_full, layer
+from .functions import Convolution, Form, convolve_in_full, is_images, is_row, layer
 from .library import kernels_at_hand
 
 Forward = Callable[[Tensor], Tensor]
 
 
-def own_kernels(modules: Iterable[nn.Module], *, full: bool = False) -> ReplacedForwards:
+def own_kernels(
+    model: nn.Module, modules: Iterable[nn.Module] | None = None, *, full: bool = False
+) -> ReplacedForwards:
     """Inside the block, convolutions and batch-norms that stand in an `nn.Sequential` go through our own kernels.
 
-    That is where a pass is in bfloat16 on a processor for which there are kernels, and torch computes with one thread
-    (`torch.set_num_threads`); with ``full``, convolutions also where it is in float32 and no gradient is taken.
-    Everywhere else, and for layers that somebody subclassed, hooked into or patched, it is torch's own to the bit.
+    That is for models that run channels-last (``channels_last = True``), where a pass is in bfloat16 on a processor for
+    which there are kernels, and torch computes with one thread (`torch.set_num_threads`); with ``full``, convolutions
+    also where it is in float32 and no gradient is taken. Everywhere else, and for layers that somebody subclassed,
+    hooked into or patched, it is torch's own to the bit. ``modules`` are the model's, for those who know them already.
 
     A ReLU right behind a batch-norm is done with it; and so is, for modules whose class says ``relu_of_sum =
     ("residual", "shortcut")``, the sum of what these two attributes make of the input.
     """
-    if not _is_at_work(full) or listened_to_everywhere() or not kernels_at_hand():
+    if not getattr(model, "channels_last", False) or torch.get_num_threads() != 1 or not kernels_at_hand():
         return ReplacedForwards({})
-    forwards: dict[nn.Module, Forward] = {}
-    inside: set[nn.Module] = set()  # blocks that go through the kernels as a whole
-    for module in modules:
-        forward = None if module in inside else _forward(module, full)
-        if forward is not None:
-            forwards[module] = forward
-            if not isinstance(module, nn.Sequential):
-                inside.add(_summands(module)[0])
-    return ReplacedForwards(forwards)
+    found = {module: _forward(module, full) for module in (model.modules() if modules is None else modules)}
+    return ReplacedForwards({module: forward for module, forward in found.items() if forward is not None})
 
 
-def _is_at_work(full: bool) -> bool:
-    """Whether passes are of a kind that the kernels know, with one thread, and torch makes nothing else of them."""
-    if torch.get_num_threads() != 1 or torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+def _forward(module: nn.Module, full: bool) -> Callable[..., Tensor] | None:
+    """What stands in the place of the module's own. What it is made of is looked at in every call: a model may hook
+    into its layers, or exchange them, on its way."""
+    sequence = isinstance(module, nn.Sequential) and passes_rows_on(type(module))
+    if "forward" in vars(module) or not (sequence or "relu_of_sum" in vars(type(module))):
+        return None
+    planned = _sequence if sequence else _sum
+
+    def forward(*arguments: Any, **keywords: Any) -> Tensor:
+        if len(arguments) == 1 and not keywords and _is_at_work(arguments[0], full):
+            ours = planned(module)  # type: ignore[arg-type]
+            if ours is not None:
+                return ours(arguments[0])
+        own: Tensor = type(module).forward(module, *arguments, **keywords)
+        return own
+
+    return forward
+
+
+def _is_at_work(x: Any, full: bool) -> bool:
+    """Whether a pass is of a kind that the kernels know, and torch makes nothing else of it."""
+    if not isinstance(x, Tensor) or not is_images(x) or torch.get_num_threads() != 1 or listened_to_everywhere():
+        return False
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
         return False
     return _is_reduced() or (full and not (torch.is_autocast_enabled("cpu") or torch.is_grad_enabled()))
 
@@ -51,120 +69,122 @@ def _is_reduced() -> bool:
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
 
 
-def _forward(module: nn.Module, full: bool) -> Forward | None:
-    """What stands in the place of the module's own, or None."""
-    if isinstance(module, nn.Sequential):
-        made = _sequence(module)
-    else:
-        made = _sum(module) if "relu_of_sum" in vars(type(module)) else None
-    if made is None:
-        return None
-    ours: Forward = made
-
-    def forward(input: Tensor) -> Tensor:
-        if _is_at_work(full) and input.device.type == "cpu":
-            return ours(input)
-        own: Tensor = type(module).forward(module, input)
-        return own
-
-    return forward
-
-
 def _sequence(module: nn.Sequential) -> Forward | None:
-    if not passes_rows_on(type(module)) or "forward" in vars(module):
-        return None
     layers = _layers(list(module))
     if not any(isinstance(each, Layer) for each in layers):
         return None
 
-    def forward(input: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         for each in layers:
-            input = each(input)
-        return input
+            x = each(x)
+        return x
 
     return forward
 
 
 def _sum(module: nn.Module) -> Forward | None:
     """relu(residual(x) + shortcut(x)), where the residual ends with a batch-norm."""
-    residual, shortcut = _summands(module)
-    if not isinstance(residual, nn.Sequential) or not passes_rows_on(type(residual)):
+    residual, shortcut = (getattr(module, name) for name in type(module).relu_of_sum)  # type: ignore[attr-defined]
+    if not isinstance(residual, nn.Sequential) or not passes_rows_on(type(residual)) or _is_hooked(residual):
         return None
-    layers = [] if listened_to(module) or listened_to(residual) else _layers(list(residual))
+    layers = _layers(list(residual))
     last = layers[-1] if layers else None
     if not isinstance(last, Layer) or last.norm is None or last.relu is not None:
         return None
 
-    def forward(input: Tensor) -> Tensor:
-        rest = input
+    def forward(x: Tensor) -> Tensor:
+        rest = x
         for each in layers[:-1]:
             rest = each(rest)
-        return last.closing(rest, shortcut(input))
+        return last.closing(rest, shortcut(x))
 
     return forward
 
 
-def _summands(module: nn.Module) -> tuple[nn.Module, nn.Module]:
-    residual, shortcut = (getattr(module, name) for name in type(module).relu_of_sum)  # type: ignore[attr-defined]
-    return residual, shortcut
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether somebody listens; that its forward is one of ours does not count."""
+    held = vars(module)
+    return any(held[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))
 
 
 @dataclass(frozen=True)
 class Layer:
     """A convolution, a batch-norm, or one behind the other, with the ReLU that follows a batch-norm."""
 
-    convolution: Convolution | None
-    form: Form | None
+    convolution: tuple[Convolution, Form] | None
     norm: nn.BatchNorm2d | None
     relu: nn.Module | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._passed(x, None, self.relu is not None)
+        x, convolution = self._entered(x)
+        if self.norm is not None and self._normalises(x, convolution):
+            return self._normalised(x, convolution, self.relu is not None)
+        return self._apart(x, convolution)
 
     def closing(self, x: Tensor, added: Tensor) -> Tensor:
         """With what closes a residual block: a sum, and a ReLU."""
-        return self._passed(x, added, True)
+        x, convolution = self._entered(x)
+        if not self._normalises(x, convolution):
+            made = self._apart(x, convolution)
+        elif is_images(added) and added.shape == _size(x, convolution):
+            return self._normalised(x, convolution, True, added)
+        else:
+            made = self._normalised(x, convolution, False)
+        made += added
+        return made.relu()
 
-    def _passed(self, x: Tensor, added: Tensor | None, relu: bool) -> Tensor:
-        convolution, form, norm = self.convolution, self.form, self.norm
-        if convolution is not None and not (form is not None and form.fits(x) and _is_known(x)):
-            x, convolution, form = convolution(x), None, None
-        if norm is not None and _is_reduced() and _normalises(norm, x, convolution, form):
-            made, mean, variance = layer(x, convolution, form, norm, relu, added)
-            move_statistics(norm, mean, variance)
-            return made
-        if convolution is not None and form is not None:
-            x = layer(x, convolution, form)[0] if _is_reduced() else convolve_in_full(x, convolution, form)
-        x = x if norm is None else norm(x)
-        x = x if added is None else x + added
-        return x if not relu else x.relu() if self.relu is None else self.relu(x)
+    def _entered(self, x: Tensor) -> tuple[Tensor, tuple[Convolution, Form] | None]:
+        """Where the convolution is not one for the kernels, what it makes of x, and none that is left to do."""
+        if self.convolution is None:
+            return x, None
+        module, form = self.convolution
+        return (x, self.convolution) if form.fits(x, module.weight, module.bias) else (module(x), None)
+
+    def _normalises(self, x: Tensor, convolution: tuple[Convolution, Form] | None) -> bool:
+        """Whether batch-norm takes statistics of what comes, and these are images in bfloat16 of several pixels."""
+        norm = self.norm
+        if norm is None or not norm.training or not _is_reduced():
+            return False
+        if convolution is None and (not is_images(x) or x.dtype != torch.bfloat16):
+            return False
+        n, channels, height, width = _size(x, convolution)
+        return n * height * width > 1 and is_row(norm.weight, channels) and is_row(norm.bias, channels)
+
+    def _normalised(
+        self, x: Tensor, convolution: tuple[Convolution, Form] | None, relu: bool, added: Tensor | None = None
+    ) -> Tensor:
+        assert self.norm is not None
+        module, form = convolution or (None, None)
+        made, mean, variance = layer(x, module, form, self.norm, relu, added)
+        move_statistics(self.norm, mean, variance)
+        return made
+
+    def _apart(self, x: Tensor, convolution: tuple[Convolution, Form] | None) -> Tensor:
+        """The convolution by the kernels, the rest by torch."""
+        if convolution is not None:
+            x = layer(x, *convolution)[0] if _is_reduced() else convolve_in_full(x, *convolution)
+        for module in (self.norm, self.relu):
+            x = x if module is None else module(x)
+        return x
 
 
-def _is_known(x: Tensor) -> bool:
-    return _is_reduced() or x.dtype == torch.float32
-
-
-def _normalises(norm: nn.BatchNorm2d, x: Tensor, convolution: Convolution | None, form: Form | None) -> bool:
-    """Whether it takes statistics of what comes, and these are images in bfloat16 with more than one pixel."""
-    if not norm.training or norm.weight is None:
-        return False
-    if convolution is not None and form is not None:
-        n, channels, height, width = form.size(x, convolution.weight)
-    elif x.ndim == 4 and x.dtype == torch.bfloat16:
-        n, channels, height, width = x.shape
-    else:
-        return False
-    return channels == norm.num_features and n * height * width > 1
+def _size(x: Tensor, convolution: tuple[Convolution, Form] | None) -> tuple[int, ...]:
+    """Of what the convolution makes of x."""
+    if convolution is None:
+        return tuple(x.shape)
+    module, form = convolution
+    return form.size(x, module.weight)
 
 
 def _layers(parts: list[nn.Module]) -> list[Layer | nn.Module]:
     """Parts that the kernels know, as many as they do at once; and the others as they are."""
     layers: list[Layer | nn.Module] = []
     while parts:
-        convolution = norm = relu = form = None
+        convolution = norm = relu = None
         if _is_plain(parts[0], nn.Conv2d, nn.ConvTranspose2d):
             form = Form.of(parts[0])  # type: ignore[arg-type]
-            convolution, parts = (parts[0], parts[1:]) if form is not None else (None, parts)
+            if form is not None:
+                convolution, parts = (parts[0], form), parts[1:]
         if parts and _is_plain(parts[0], nn.BatchNorm2d):
             norm, *parts = parts
             if parts and type(parts[0]) is nn.ReLU and not listened_to(parts[0]):
@@ -173,13 +193,10 @@ def _layers(parts: list[nn.Module]) -> list[Layer | nn.Module]:
             part, *parts = parts
             layers.append(part)
         else:
-            layers.append(Layer(convolution, form, norm, relu))  # type: ignore[arg-type]
+            layers.append(Layer(convolution, norm, relu))  # type: ignore[arg-type]
     return layers
 
 
 def _is_plain(part: nn.Module, *kinds: type[nn.Module]) -> bool:
-    """Whether it is of one of these very kinds, nobody listens, and its parameters are its own, in full precision."""
-    if type(part) not in kinds or listened_to(part):
-        return False
-    parameters = vars(part)["_parameters"]
-    return "weight" in parameters and all(each is None or each.dtype == torch.float32 for each in parameters.values())
+    """Whether it is of one of these very kinds, nobody listens, and its weight is a parameter of its own."""
+    return type(part) in kinds and "weight" in vars(part)["_parameters"] and not listened_to(part)

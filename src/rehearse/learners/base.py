@@ -335,7 +335,7 @@ class Learner(ABC):
         parts = self._parts()
         arguments, keywords = call_arguments(self.computation.layout(x))
         try:
-            with self.computation.autocast(parts.device, scoring=False), own_kernels(parts.modules):
+            with self.computation.autocast(parts.device, scoring=False), self._kernels():
                 if buffers is None:
                     scores = self.model(*arguments, **keywords)
                 else:
@@ -360,9 +360,16 @@ class Learner(ABC):
         scores = self._forward(batch.x) if scores is None else scores
         return self.loss(scores, batch.to(self._parts().device), recalled)
 
+    def _kernels(self) -> contextlib.AbstractContextManager[None]:
+        """Our own kernels where training is in bfloat16; around gradients too, for which a model may pass again."""
+        if self.computation.training != torch.bfloat16:
+            return contextlib.nullcontext()
+        return own_kernels(self.model, self._parts().modules)
+
     def _gradient(self, loss: Tensor) -> Gradient:
         """∇loss by parameter name."""
-        return gradient_of(loss, self._parts().stepped)
+        with self._kernels():
+            return gradient_of(loss, self._parts().stepped)
 
     def _passed(
         self,
@@ -383,7 +390,7 @@ class Learner(ABC):
             with noting:
                 scores = check_rows(self._forward_prepared(x, buffers), len(batch))
             loss = mean_loss(self._losses(batch, recalled, scores))
-            with noting as uses:
+            with noting as uses, self._kernels():
                 return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
         scores = by_hand.scores
         self._rows_passed += len(scores)

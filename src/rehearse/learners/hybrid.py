@@ -225,8 +225,9 @@ class AutoencoderReplay(Learner):
         foreseen = lookahead.foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
         precision = self.computation.autocast(self.device, scoring=True)
-        modules = [*model.modules(), *previous.modules()]
-        with scoring_mode(model), modes_of(model, previous), precision, own_kernels(modules):
+        reduced = self.computation.scoring == torch.bfloat16
+        kernels = [own_kernels(network) if reduced else nullcontext() for network in (model, previous)]
+        with scoring_mode(model), modes_of(model, previous), precision, kernels[0], kernels[1]:
             before = View(previous, buffer_copies(previous))
             after = View(model, foreseen | buffer_copies(model))
             try:

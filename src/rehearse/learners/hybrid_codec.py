@@ -149,7 +149,7 @@ class Codec:
             raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
 
     def _code(self, method: str, rows: Tensor) -> Tensor:
-        with own_kernels(self.autoencoder.modules(), full=True):
+        with own_kernels(self.autoencoder, full=True):
             coded: Tensor = getattr(self.autoencoder, method)(rows)
         return coded
 
