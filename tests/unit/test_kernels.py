@@ -658,6 +658,16 @@ def test_models_that_torch_takes_are_taken(kind: str, precision: str) -> None:
     assert bool(calls) is (kind == "checkpointed")
 
 
+def test_a_search_before_there_is_a_previous_classifier() -> None:
+    subject = learner()
+    for step in range(3):  # without tasks all that is stored may be recalled, from the second batch on
+        subject.observe(random(10, 3, 32, 32, seed=step).tanh(), torch.arange(10) % 2)
+    assert subject.previous is None
+    assert subject.search is not None
+    assert subject.search.report()["searches"] == 2
+    assert not any("forward" in vars(module) for module in subject.model.modules())
+
+
 def test_a_learner_goes_on_to_the_bit_and_two_are_alike() -> None:
     with recorded() as calls:
         whole = learned(learner(), range(6))

@@ -225,9 +225,8 @@ class AutoencoderReplay(Learner):
         foreseen = lookahead.foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
         precision = self.computation.autocast(self.device, scoring=True)
-        reduced = self.computation.scoring == torch.bfloat16
-        kernels = [own_kernels(network) if reduced else nullcontext() for network in (model, previous)]
-        with scoring_mode(model), modes_of(model, previous), precision, kernels[0], kernels[1]:
+        modules, kernels = self._parts().modules, self._search_kernels
+        with scoring_mode(model, modules), modes_of(model, previous), precision, kernels(model), kernels(previous):
             before = View(previous, buffer_copies(previous))
             after = View(model, foreseen | buffer_copies(model))
             try:
@@ -238,6 +237,9 @@ class AutoencoderReplay(Learner):
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
         self._count(2 * before.rows + after.rows)  # the decoder passes what each classifier does
         return stored
+
+    def _search_kernels(self, network: nn.Module) -> contextlib.AbstractContextManager[None]:
+        return own_kernels(network) if self.computation.scoring == torch.bfloat16 else nullcontext()
 
     def _virtual(self, x: Tensor, rebuilt: Tensor) -> Tensor:
         return rebuilt if self.autoencode_virtual else x
