@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
         "processor_model": processor_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "kernels": "own" if kernels_at_hand() and torch.get_num_threads() == 1 else "torch",
+        "kernels": "own" if torch.get_num_threads() == 1 and kernels_at_hand() else "torch",
     }
 
 

@@ -234,7 +234,7 @@ class Lookahead:
         else:
             modules = parts.modules if self._compiled is None else ()
             reduced = self.computation.scoring == torch.bfloat16
-            with own_kernels(self.model, modules if reduced else ()), by_lines(modules):
+            with own_kernels(self.model, modules) if reduced else by_lines(modules):
                 if replaced:
                     scores = functional_call(self.model, replaced, arguments, keywords, tie_weights=parts.tied)
                 else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from having_kernels import needs_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
@@ -423,6 +425,34 @@ def test_a_gradient_of_a_gradient_is_torchs() -> None:
         assert float((own.double() - value).norm() / value.norm()) < 0.1
 
 
+def test_gradients_that_may_be_differentiated_where_inputs_hang_together() -> None:
+    """What is added is the input itself; and a convolution that is used twice."""
+
+    class Single(nn.Module):
+        relu_of_sum = ("residual", "shortcut")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.residual = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4))
+            self.shortcut = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.relu(self.residual(x) + self.shortcut(x))
+
+    torch.manual_seed(0)
+    twice = nn.Conv2d(4, 4, 3, padding=1)
+    for net in (sequence(Single()), sequence(twice, nn.BatchNorm2d(4), twice, nn.BatchNorm2d(4))):
+        found = []
+        for graph in (False, True):
+            x = random(3, 4, 8, 8).requires_grad_()
+            with reduced(), own_kernels(net):
+                made = (net(x).float() * random(3, 4, 8, 8, seed=1)).sum()
+            wanted = [x, *(each for each in net.parameters() if each.ndim > 1)]
+            found.append(torch.autograd.grad(made, wanted, create_graph=graph))
+        for one, other in zip(*found, strict=True):
+            assert ((one - other).norm() / other.norm()).item() < 0.05
+
+
 # ------------------------------------------------------------------------------------------ what must not reach them
 
 
@@ -573,6 +603,75 @@ def test_saved_tensors_may_come_back_in_another_layout() -> None:
     packed = by_weight(odd(lambda net: None), lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
     for one, other in zip(packed, plain, strict=True):
         assert torch.equal(one, other)
+    smaller = by_weight(odd(lambda net: None), lambda tensor: tensor.bfloat16())
+    for one, other in zip(smaller[::2], plain[::2], strict=True):
+        assert float((one - other).norm() / other.norm()) < 0.05
+
+
+class Doubled(Tensor):
+    """A tensor that is more than its memory."""
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own, in forward-mode gradients
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")
+@pytest.mark.parametrize("kind", ["subclass", "negative bits", "fake", "dual", "no channels", "patched residual"])
+def test_what_only_looks_like_memory_is_torchs(kind: str) -> None:
+    net, x = odd(lambda net: None), rounded(random(3, 4, 8, 8))
+    if kind == "no channels":
+        net = sequence(nn.Conv2d(4, 0, 3, padding=1))
+    if kind == "patched residual":
+        block = ReducedResNet18(base=4).body[3]
+        block.residual.forward = lambda rows: rows * 0 + 7
+        net = sequence(block)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(reduced())
+        calls = stack.enter_context(recorded())
+        if kind == "subclass":
+            x = x.as_subclass(Doubled)
+        elif kind == "negative bits":
+            x = torch.complex(random(3, 4, 8, 8), random(3, 4, 8, 8)).conj().imag
+        elif kind == "dual":
+            stack.enter_context(torch.autograd.forward_ad.dual_level())
+            x = torch.autograd.forward_ad.make_dual(x, x)
+        elif kind == "fake":
+            mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            x = mode.from_tensor(x)
+        with own_kernels(net):
+            if kind == "no channels":
+                with pytest.raises(RuntimeError):
+                    net(x)
+            elif kind == "patched residual":
+                assert torch.equal(net(x), F.relu(x * 0 + 7 + x))
+            else:
+                net(x)
+        assert not calls
+
+
+def test_what_the_user_made_the_default_does_not_reach_them() -> None:
+    net, x = odd(lambda net: None), rounded(random(3, 4, 8, 8))
+    try:
+        torch.set_default_dtype(torch.float64)
+        with reduced(), own_kernels(net), recorded() as calls:
+            net(x)
+        assert calls == ["convolve", "normalise"]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    net[0].stride = 1
+    with reduced(), own_kernels(net), recorded() as calls:
+        net(x)
+    assert calls == ["normalise"]
+
+
+def test_candidates_are_scored_through_the_kernels() -> None:
+    torch.manual_seed(0)
+    model = ReducedResNet18(base=20)
+    replay = Replay(
+        model, torch.optim.SGD(model.parameters(), lr=0.05), ReservoirMemory(50), MostInterfered(candidates=20)
+    )
+    replay.observe(random(10, 3, 32, 32), torch.arange(10) % 2, 0)
+    with recorded() as calls:
+        replay.observe(random(10, 3, 32, 32, seed=1), torch.arange(10) % 2 + 2, 1)
+    assert calls.count("normalise") == 2 * 20  # before the step and after it; training is in float32
 
 
 @pytest.mark.parametrize(("rows", "channels", "side"), [(110, 16, 32), (40, 64, 84), (110, 20, 32)])

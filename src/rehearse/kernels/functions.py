@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -38,7 +39,8 @@ class Form:
         if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
             return None
         sides = (module.kernel_size, module.stride, module.padding, module.dilation, module.output_padding)
-        return _form(*sides, isinstance(module, nn.ConvTranspose2d))
+        plain = all(isinstance(side, tuple) for side in sides)  # somebody may have set a number since
+        return _form(*sides, isinstance(module, nn.ConvTranspose2d)) if plain else None
 
     def fits(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         """Whether these are images that it can take, with a weight and a bias as the kernels read them."""
@@ -46,6 +48,8 @@ class Form:
         if not is_images(x) or weight.shape[2:] != shape or x.shape[1] != weight.shape[1 - into]:
             return False
         if not _is_dense(weight) or (bias is not None and not is_row(bias, weight.shape[into])):
+            return False
+        if math.prod(self.size(x, weight)[1:]) > LARGEST:
             return False
         if self.transposed:
             return True
@@ -90,21 +94,28 @@ def _form(
 # What goes to the kernels by its address must be what they take it for.
 
 
+def _is_memory(values: Tensor) -> bool:
+    """Numbers that lie where their address says, and are what lies there."""
+    plain = type(values) in (Tensor, nn.Parameter) and values.layout == torch.strided and values.device.type == "cpu"
+    return plain and values.numel() > 0 and not values.is_neg()
+
+
 def is_images(x: Tensor) -> bool:
-    plain = x.ndim == 4 and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float32)
-    return plain and 0 < x.numel() <= LARGEST * len(x)
+    plain = x.ndim == 4 and x.dtype in (torch.bfloat16, torch.float32) and _is_memory(x)
+    return plain and x.numel() <= LARGEST * len(x)
 
 
 def is_row(values: Tensor | None, length: int) -> bool:
     """So many numbers in a row, of which the kernels take one for each channel."""
-    if values is None or values.shape != (length,) or not values.is_contiguous():
+    if values is None or values.shape != (length,) or values.dtype != torch.float32:
         return False
-    return values.dtype == torch.float32 and values.device.type == "cpu"
+    return _is_memory(values) and values.is_contiguous()
 
 
 def _is_dense(weight: Tensor) -> bool:
-    full = weight.dtype == torch.float32 and weight.device.type == "cpu"
-    return full and (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))
+    if weight.dtype != torch.float32 or not _is_memory(weight):
+        return False
+    return weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)
 
 
 # ------------------------------------------------------------------------------------------------------------ layers
@@ -158,7 +169,7 @@ class _Layer(torch.autograd.Function):
         if epsilon is None:
             ctx.save_for_backward(*given)
             return convolved, None, None
-        mean, inverse, variance = torch.empty(3, convolved.shape[1]).unbind()
+        mean, inverse, variance = torch.empty(3, convolved.shape[1], dtype=torch.float32, device="cpu").unbind()
         made = torch.empty_like(convolved)
         norm = _norm(convolved, epsilon, relu)
         _call("normalise", norm, convolved, added, scale, offset, made, mean, inverse, variance)
@@ -179,12 +190,14 @@ class _Layer(torch.autograd.Function):
         if normalised:
             convolved, mean, inverse = normalised
             convolved, added = _bfloat16(convolved), None if added is None else _bfloat16(added)
+            scale, offset, mean, inverse = map(_full, (scale, offset, mean, inverse))
             by_convolved, by_scale, by_offset = (torch.empty_like(each) for each in (convolved, scale, offset))
             by_added = None if added is None else torch.empty_like(added) if ctx.relu else gradient
             norm, by = _norm(convolved, ctx.epsilon, ctx.relu), (by_convolved, by_added, by_scale, by_offset)
             _call("normalise_gradient", norm, gradient, convolved, added, scale, offset, mean, inverse, *by)
             by_x = gradient = by_convolved
         if ctx.form is not None:
+            weight = weight if _is_dense(weight) else _full(weight)
             by_x, by_weight = _gradients(_bfloat16(x), gradient, weight, ctx.form, for_x, for_weight)
             by_bias = gradient.sum((0, 2, 3), dtype=weight.dtype) if for_bias else None
         return by_x, by_weight, by_bias, by_scale, by_offset, by_added, None, None, None
@@ -192,6 +205,7 @@ class _Layer(torch.autograd.Function):
 
 def _differentiable(ctx: Any, given: Sequence[Tensor | None], gradient: Tensor) -> list[Tensor | None]:
     """The gradient by torch's own operations, for somebody who takes the gradient of it."""
+    given = [None if each is None else each.view_as(each) for each in given]  # apart from how they hang together
     x, weight, bias, scale, offset, added = given
     made = x
     if weight is not None and ctx.form is not None and x is not None:
@@ -223,7 +237,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Te
         cast = None if bias is None else bias.to(x.dtype)
         plain: Tensor = aten.convolution(x, weight.to(x.dtype), cast, *form.options)
         return plain.contiguous(memory_format=torch.channels_last)  # torch is free to give a single channel otherwise
-    made = torch.empty(form.size(x, weight), dtype=x.dtype, memory_format=torch.channels_last)
+    made = torch.empty(form.size(x, weight), dtype=x.dtype, device="cpu", memory_format=torch.channels_last)
     _call("convolve", form.shape(x if form.transposed else made, weight), x, weight, bias, made, form.transposed)
     return made
 
@@ -254,6 +268,11 @@ def _call(name: str, structure: Any, *given: Tensor | bool | None) -> None:
 def _norm(x: Tensor, epsilon: float, relu: bool) -> Any:
     n, channels, height, width = x.shape
     return ctypes.byref(Norm(n * height * width, channels, relu, epsilon))
+
+
+def _full(values: Tensor) -> Tensor:
+    """As it was saved, whatever somebody packed it into meanwhile."""
+    return values.to(torch.float32).contiguous()
 
 
 def _bfloat16(x: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..batchnorm import move_statistics
 from ..chain import listened_to, listened_to_everywhere, passes_rows_on
@@ -60,13 +62,17 @@ def _is_at_work(x: Any, full: bool) -> bool:
     """Whether a pass is of a kind that the kernels know, and torch makes nothing else of it."""
     if not isinstance(x, Tensor) or not is_images(x) or torch.get_num_threads() != 1 or listened_to_everywhere():
         return False
-    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling():
+    if torch._C._are_functorch_transforms_active() or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
         return False
-    return _is_reduced() or (full and not (torch.is_autocast_enabled("cpu") or torch.is_grad_enabled()))
+    return _get_current_dispatch_mode() is None and (_is_reduced() or (full and _is_full(x)))
 
 
 def _is_reduced() -> bool:
     return torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+
+
+def _is_full(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and not (torch.is_autocast_enabled("cpu") or torch.is_grad_enabled())
 
 
 def _sequence(module: nn.Sequential) -> Forward | None:
@@ -85,7 +91,7 @@ def _sequence(module: nn.Sequential) -> Forward | None:
 def _sum(module: nn.Module) -> Forward | None:
     """relu(residual(x) + shortcut(x)), where the residual ends with a batch-norm."""
     residual, shortcut = (getattr(module, name) for name in type(module).relu_of_sum)  # type: ignore[attr-defined]
-    if not isinstance(residual, nn.Sequential) or not passes_rows_on(type(residual)) or _is_hooked(residual):
+    if not isinstance(residual, nn.Sequential) or not passes_rows_on(type(residual)) or _is_changed(residual):
         return None
     layers = _layers(list(residual))
     last = layers[-1] if layers else None
@@ -101,10 +107,11 @@ def _sum(module: nn.Module) -> Forward | None:
     return forward
 
 
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether somebody listens; that its forward is one of ours does not count."""
+def _is_changed(module: nn.Module) -> bool:
+    """Whether somebody listens, or put another forward in the place of its own; ours does not count."""
     held = vars(module)
-    return any(held[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))
+    patched = "forward" in held and held["forward"].__module__ != __name__
+    return patched or any(held[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))
 
 
 @dataclass(frozen=True)
@@ -138,7 +145,8 @@ class Layer:
         if self.convolution is None:
             return x, None
         module, form = self.convolution
-        return (x, self.convolution) if form.fits(x, module.weight, module.bias) else (module(x), None)
+        taken = (_is_reduced() or _is_full(x)) and form.fits(x, module.weight, module.bias)
+        return (x, self.convolution) if taken else (module(x), None)
 
     def _normalises(self, x: Tensor, convolution: tuple[Convolution, Form] | None) -> bool:
         """Whether batch-norm takes statistics of what comes, and these are images in bfloat16 of several pixels."""
