@@ -21,19 +21,25 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def own_kernels(
-    model: nn.Module, modules: Iterable[nn.Module] | None = None, *, full: bool = False
+    model: nn.Module,
+    modules: Iterable[nn.Module] | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    full: bool = False,
 ) -> ReplacedForwards:
     """Inside the block, convolutions and batch-norms that stand in an `nn.Sequential` go through our own kernels.
 
     That is for models that run channels-last (``channels_last = True``), where a pass is in bfloat16 on a processor for
     which there are kernels, and torch computes with one thread (`torch.set_num_threads`); with ``full``, convolutions
     also where it is in float32 and no gradient is taken. Everywhere else, and for layers that somebody subclassed,
-    hooked into or patched, it is torch's own to the bit. ``modules`` are the model's, for those who know them already.
+    hooked into or patched, it is torch's own to the bit. ``modules`` are the model's, for those who know them already;
+    with another ``dtype`` than bfloat16, for passes that are not meant to be in it, the block does nothing.
 
     A ReLU right behind a batch-norm is done with it; and so is, for modules whose class says ``relu_of_sum =
     ("residual", "shortcut")``, the sum of what these two attributes make of the input.
     """
-    if not getattr(model, "channels_last", False) or torch.get_num_threads() != 1 or not kernels_at_hand():
+    meant = dtype == torch.bfloat16 and getattr(model, "channels_last", False) and torch.get_num_threads() == 1
+    if not meant or not kernels_at_hand():
         return ReplacedForwards({})
     found = {module: _forward(module, full) for module in (model.modules() if modules is None else modules)}
     return ReplacedForwards({module: forward for module, forward in found.items() if forward is not None})

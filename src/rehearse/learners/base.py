@@ -335,7 +335,8 @@ class Learner(ABC):
         parts = self._parts()
         arguments, keywords = call_arguments(self.computation.layout(x))
         try:
-            with self.computation.autocast(parts.device, scoring=False), self._kernels():
+            kernels = own_kernels(self.model, parts.modules, dtype=self.computation.training)
+            with self.computation.autocast(parts.device, scoring=False), kernels:
                 if buffers is None:
                     scores = self.model(*arguments, **keywords)
                 else:
@@ -360,16 +361,11 @@ class Learner(ABC):
         scores = self._forward(batch.x) if scores is None else scores
         return self.loss(scores, batch.to(self._parts().device), recalled)
 
-    def _kernels(self) -> contextlib.AbstractContextManager[None]:
-        """Our own kernels where training is in bfloat16; around gradients too, for which a model may pass again."""
-        if self.computation.training != torch.bfloat16:
-            return contextlib.nullcontext()
-        return own_kernels(self.model, self._parts().modules)
-
     def _gradient(self, loss: Tensor) -> Gradient:
         """∇loss by parameter name."""
-        with self._kernels():
-            return gradient_of(loss, self._parts().stepped)
+        parts = self._parts()
+        with own_kernels(self.model, parts.modules, dtype=self.computation.training):  # it may pass some parts again
+            return gradient_of(loss, parts.stepped)
 
     def _passed(
         self,
@@ -390,7 +386,7 @@ class Learner(ABC):
             with noting:
                 scores = check_rows(self._forward_prepared(x, buffers), len(batch))
             loss = mean_loss(self._losses(batch, recalled, scores))
-            with noting as uses, self._kernels():
+            with noting as uses, own_kernels(self.model, parts.modules, dtype=self.computation.training):
                 return Passed(loss.item(), gradient_of(loss, parts.stepped, uses), scores)
         scores = by_hand.scores
         self._rows_passed += len(scores)

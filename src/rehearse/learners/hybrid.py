@@ -224,9 +224,14 @@ class AutoencoderReplay(Learner):
         lookahead = Lookahead(self.model, self.optimizer, self.loss, parts=self._parts)
         foreseen = lookahead.foresee(self._virtual_gradient(virtual))
         model, previous = self.model, self.model if self.previous is None else self.previous.network
-        precision = self.computation.autocast(self.device, scoring=True)
-        modules, kernels = self._parts().modules, self._search_kernels
-        with scoring_mode(model, modules), modes_of(model, previous), precision, kernels(model), kernels(previous):
+        modules = self._parts().modules
+        with (
+            scoring_mode(model, modules),
+            modes_of(model, previous),
+            self.computation.autocast(self.device, scoring=True),
+            own_kernels(model, modules, dtype=self.computation.scoring),
+            own_kernels(previous, dtype=self.computation.scoring),
+        ):
             before = View(previous, buffer_copies(previous))
             after = View(model, foreseen | buffer_copies(model))
             try:
@@ -237,9 +242,6 @@ class AutoencoderReplay(Learner):
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
         self._count(2 * before.rows + after.rows)  # the decoder passes what each classifier does
         return stored
-
-    def _search_kernels(self, network: nn.Module) -> contextlib.AbstractContextManager[None]:
-        return own_kernels(network) if self.computation.scoring == torch.bfloat16 else nullcontext()
 
     def _virtual(self, x: Tensor, rebuilt: Tensor) -> Tensor:
         return rebuilt if self.autoencode_virtual else x

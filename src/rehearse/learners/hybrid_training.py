@@ -16,7 +16,7 @@ from ..errors import InvalidInput, RehearseError
 from ..gradients import gradient_of
 from ..kernels import own_kernels
 from ..losses import in_full
-from ..parts import KeptBuffers, Parts, parts_of
+from ..parts import KeptBuffers, parts_of
 from .hybrid_codec import check_codes, check_rebuilt
 from .snapshots import load_trained, restored, trained_state
 from .step import mean_loss, step_along
@@ -60,8 +60,9 @@ class AutoencoderTraining:
         autoencoder: Any = self.autoencoder
         parts = parts_of(autoencoder, self.optimizer)
         buffers = KeptBuffers(parts.modules)
+        kernels = own_kernels(autoencoder, parts.modules, dtype=self.computation.training)
         try:
-            with torch.enable_grad(), training_mode(autoencoder, parts.modules), self._kernels(parts):
+            with torch.enable_grad(), training_mode(autoencoder, parts.modules), kernels:
                 with self.computation.autocast(x.device, scoring=False):
                     codes = autoencoder.encode(x)
                     check_codes(x, codes)
@@ -78,11 +79,6 @@ class AutoencoderTraining:
                 raise InvalidInput(f"the autoencoder cannot take this batch: {problem}") from problem
             raise
         self.steps += 1
-
-    def _kernels(self, parts: Parts) -> contextlib.AbstractContextManager[None]:
-        if self.computation.training != torch.bfloat16:
-            return contextlib.nullcontext()
-        return own_kernels(self.autoencoder, parts.modules)
 
     @contextlib.contextmanager
     def drawing(self) -> Iterator[None]:
