@@ -116,7 +116,7 @@ def _sum(module: nn.Module) -> Forward | None:
 def _is_changed(module: nn.Module) -> bool:
     """Whether somebody listens, or put another forward in the place of its own; ours does not count."""
     held = vars(module)
-    patched = "forward" in held and held["forward"].__module__ != __name__
+    patched = "forward" in held and getattr(held["forward"], "__module__", None) != __name__
     return patched or any(held[f"_{kind}_hooks"] for kind in ("forward", "forward_pre", "backward", "backward_pre"))
 
 
