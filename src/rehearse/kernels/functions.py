@@ -96,7 +96,7 @@ def _form(
 
 def _is_memory(values: Tensor) -> bool:
     """Numbers that lie where their address says, and are what lies there."""
-    plain = type(values) in (Tensor, nn.Parameter) and values.layout == torch.strided and values.device.type == "cpu"
+    plain = type(values) in (Tensor, nn.Parameter) and values.is_cpu and values.layout == torch.strided
     return plain and values.numel() > 0 and not values.is_neg()
 
 
@@ -164,8 +164,11 @@ class _Layer(torch.autograd.Function):
         relu: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         ctx.form, ctx.epsilon, ctx.relu = form, epsilon, relu
-        given = (x, weight, bias, scale, offset, added)
-        convolved = x if weight is None or form is None else _convolved(x, weight, bias, form)
+        cast, convolved = None, x
+        if weight is not None and form is not None:
+            cast = None if _is_ours(weight, form, False) else weight.to(x.dtype)  # for torch's kernels, there and back
+            convolved = _convolved(x, weight, bias, form, cast)
+        given = (x, weight, bias, scale, offset, added, cast)
         if epsilon is None:
             ctx.save_for_backward(*given)
             return convolved, None, None
@@ -180,7 +183,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # once: each time they are asked for, they are unpacked anew
-        given, normalised = saved[:6], saved[6:]
+        given, cast, normalised = saved[:6], saved[6], saved[7:]
         if torch.is_grad_enabled():
             return (*_differentiable(ctx, given, gradient), None, None, None)
         x, weight, _, scale, offset, added = given
@@ -198,7 +201,7 @@ class _Layer(torch.autograd.Function):
             by_x = gradient = by_convolved
         if ctx.form is not None:
             weight = weight if _is_dense(weight) else _full(weight)
-            by_x, by_weight = _gradients(_bfloat16(x), gradient, weight, ctx.form, for_x, for_weight)
+            by_x, by_weight = _gradients(_bfloat16(x), gradient, weight, ctx.form, for_x, for_weight, cast)
             by_bias = gradient.sum((0, 2, 3), dtype=weight.dtype) if for_bias else None
         return by_x, by_weight, by_bias, by_scale, by_offset, by_added, None, None, None
 
@@ -232,10 +235,11 @@ def _is_ours(weight: Tensor, form: Form, to_fine: bool) -> bool:
     return max(channels) < FILLED
 
 
-def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Tensor:
+def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form, cast: Tensor | None = None) -> Tensor:
+    """``cast`` is the weight in the dtype of x, where that is known."""
     if not _is_ours(weight, form, form.transposed):
-        cast = None if bias is None else bias.to(x.dtype)
-        plain: Tensor = aten.convolution(x, weight.to(x.dtype), cast, *form.options)
+        offset = None if bias is None else bias.to(x.dtype)
+        plain: Tensor = aten.convolution(x, weight.to(x.dtype) if cast is None else cast, offset, *form.options)
         return plain.contiguous(memory_format=torch.channels_last)  # torch is free to give a single channel otherwise
     made = torch.empty(form.size(x, weight), dtype=x.dtype, device="cpu", memory_format=torch.channels_last)
     _call("convolve", form.shape(x if form.transposed else made, weight), x, weight, bias, made, form.transposed)
@@ -243,7 +247,7 @@ def _convolved(x: Tensor, weight: Tensor, bias: Tensor | None, form: Form) -> Te
 
 
 def _gradients(
-    x: Tensor, gradient: Tensor, weight: Tensor, form: Form, for_x: bool, for_weight: bool
+    x: Tensor, gradient: Tensor, weight: Tensor, form: Form, for_x: bool, for_weight: bool, cast: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
     """By x and by the weight, where they are wanted."""
     by_x = torch.empty_like(x) if for_x and _is_ours(weight, form, not form.transposed) else None
@@ -253,7 +257,8 @@ def _gradients(
         _call("gradients", form.shape(coarse, weight), coarse, fine, weight, by_x, by_weight, form.transposed)
     rest = [for_x and by_x is None, for_weight and by_weight is None, False]
     if any(rest):
-        others = aten.convolution_backward(gradient, x, weight.to(x.dtype), None, *form.options, rest)
+        plain = weight.to(x.dtype) if cast is None else cast
+        others = aten.convolution_backward(gradient, x, plain, None, *form.options, rest)
         by_x = others[0] if rest[0] else by_x
         by_weight = others[1].to(weight.dtype) if rest[1] else by_weight
     return by_x, by_weight
