@@ -130,7 +130,7 @@ class Layer:
 
     def __call__(self, x: Tensor) -> Tensor:
         x, convolution = self._entered(x)
-        if self.norm is not None and self._normalises(x, convolution):
+        if self._normalises(x, convolution):
             return self._normalised(x, convolution, self.relu is not None)
         return self._apart(x, convolution)
 
