@@ -3,21 +3,19 @@
 from .batch import Batch
 from .checkpoint import load, save
 from .errors import RehearseError
-from .learners import AutoencoderReplay, Finetune, GenerativeReplay, Learner, Replay, Step
-from .lookahead import Lookahead
+from .learners import CodeReplay, Finetune, GenerativeReplay, Learner, Replay, Step
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from .retrieval import MostInterfered, Uniform
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AutoencoderReplay",
     "Batch",
     "ClassBalancedMemory",
+    "CodeReplay",
     "Finetune",
     "GenerativeReplay",
     "Learner",
-    "Lookahead",
     "Memory",
     "MostInterfered",
     "RehearseError",

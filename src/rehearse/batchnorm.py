@@ -1,70 +1,143 @@
-"""Batch-norm by whole lines of pixels, for scoring passes over images with few channels.
-
-Channels-last, torch normalises a pixel's channels at once; where their number does not fill the processor's registers
-it takes them one by one, and a channel's sum over all pixels loses digits. A line of w pixels is w · c numbers in a
-row. Its positions are normalised as if they were w · c channels, with statistics that are put together first:
-
-    mean = mean_w m_w,    variance = mean_w v_w + variance_w m_w
-"""
+"""Batch-norm policies: what moves the running statistics, and which statistics prediction uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from .gradients import ReplacedForwards
+from .batch import Tree
+from .errors import InvalidInput
+from .memory import Memory
+from .random import numpy_generator
+from .undo import Restore
 
-REGISTER: Final = 8  # floats that a processor with AVX2 takes at once
-
-
-def by_lines(modules: Iterable[nn.Module]) -> ReplacedForwards:
-    """Inside the block, batch-norms whose channels fill no registers go line by line; where no gradient is taken."""
-    return ReplacedForwards({module: _forward(module) for module in modules if _is_narrow(module)})
-
-
-def _is_narrow(module: nn.Module) -> bool:
-    plain = type(module) is nn.BatchNorm2d and "forward" not in vars(module)
-    return plain and bool(vars(module)["num_features"] % REGISTER)
-
-
-def _forward(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    assert isinstance(module, nn.BatchNorm2d)
-    norm = module
-
-    def forward(input: Tensor) -> Tensor:
-        plain = norm.training and norm.weight is not None and norm.bias is not None and not torch.is_grad_enabled()
-        if not plain or not _has_lines(input, norm.weight):
-            return nn.BatchNorm2d.forward(norm, input)
-        n, c, h, w = input.shape
-        lines = input.permute(0, 2, 3, 1).reshape(n * h, w * c)
-        means, variances = (each.view(w, c) for each in torch.batch_norm_update_stats(lines, None, None, 0.0))
-        mean, variance = means.mean(0), variances.mean(0) + means.var(0, unbiased=False)
-        move_statistics(norm, mean, variance * (n * h * w / (n * h * w - 1)))
-        mean, variance, weight, bias = (values.repeat(w) for values in (mean, variance, norm.weight, norm.bias))
-        normalised = F.batch_norm(lines, mean, variance, weight, bias, eps=norm.eps)
-        return normalised.view(n, h, w, c).permute(0, 3, 1, 2)
-
-    return forward
+SAMPLES: Final = 1000
+BATCH: Final = 100
+ENOUGH: Final = 200  # stored samples to re-estimate statistics from, for "auto"
+Forward = Callable[[Tree, dict[str, Tensor]], object]
+"""Passes stored inputs with these buffers in scoring mode, and moves the buffers."""
 
 
-def _has_lines(x: Tensor, weight: Tensor) -> bool:
-    """Whether these are images of more than a line, channels-last, in full precision and on a processor."""
-    plain = x.ndim == 4 and x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
-    return plain and x.is_contiguous(memory_format=torch.channels_last) and x.shape[0] * x.shape[2] > 1
+class BatchNormPolicy(ABC):
+    """How a learner treats batch-norm. Others than the library's plug in by implementing this class."""
+
+    follows_scoring: ClassVar[bool] = False
+    """Whether `scored` is called after the candidates were scored."""
+    joint: ClassVar[bool] = False
+    """Whether incoming and replayed samples share one pass, and so one set of batch statistics."""
+
+    def scored(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Receive the buffers as scoring under θ has moved them; the model's own have not moved.
+
+        Args:
+            model: The live model, whose buffers this method may write: the learner's undo restores them.
+            tensors: All tensors of the scoring pass by name.
+        """
+
+    @abstractmethod
+    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
+        """Return the buffers to predict with in place of the model's own, by name."""
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the policy's own state; it has none by default."""
+        return lambda: None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the policy needs to resume; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
 
 
-def move_statistics(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor) -> None:
-    """Let the running statistics take in those of a batch, as torch does; the variance is the unbiased one."""
-    if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
-        return
-    share = norm.momentum or 0.0
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:
-            share = 1 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean, share)
-    norm.running_var.lerp_(variance, share)
+class Clean(BatchNormPolicy):
+    """Incoming and replayed samples move the statistics, candidates do not; prediction uses the model's own."""
+
+    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
+        """Return no replacement."""
+        return {}
+
+
+class Joint(Clean):
+    """Incoming and replayed samples pass together and move the statistics once; candidates do not."""
+
+    joint = True
+
+
+class Recalibrated(BatchNormPolicy):
+    """Train as `Clean`, predict with statistics that are re-estimated from the memory.
+
+    They are the average over at most 1,000 stored samples in batches of 100, always the same ones, and are computed
+    again only if the model or the memory has changed. The first prediction after a step pays for it.
+    """
+
+    def __init__(self, least: int = 2) -> None:
+        """Set the number of stored samples below which the model's own statistics are used."""
+        self.least = least
+        self._cached: tuple[list[Any], dict[str, Tensor]] = [], {}
+
+    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
+        """Return the re-estimated statistics."""
+        if len(memory) < self.least:
+            return {}
+        tensors = [*model.parameters(), *model.buffers()]
+        now = [id(memory), memory.seen, memory.changes, *((id(tensor), tensor._version) for tensor in tensors)]
+        if now != self._cached[0]:
+            self._cached = now, _estimate(model, memory, forward)
+        return self._cached[1]
+
+
+@torch.no_grad()
+def _estimate(model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
+    """Return the average of the batch statistics over the memory; the model's buffers are copied, not moved."""
+    shares = _shares(model)
+    slots = memory.slots()
+    drawn = numpy_generator(0, "recalibrate").permutation(len(slots))[:SAMPLES]
+    samples = memory.get(slots[torch.from_numpy(drawn)])
+    averages = {name: torch.zeros_like(model.get_buffer(name)) for name in shares}
+    for number, start in enumerate(range(0, len(samples) - 1, BATCH), 1):  # a lone last sample has no variance
+        moved = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for name in shares:
+            moved[name].zero_()
+            moved[f"{name.rpartition('running_')[0]}num_batches_tracked"].zero_()
+        forward(samples.take(torch.arange(start, min(start + BATCH, len(samples)))).x, moved)
+        for name, average in averages.items():
+            average.lerp_(moved[name] / shares[name], 1 / number)
+    return averages
+
+
+def _shares(model: nn.Module) -> dict[str, float]:
+    """Return how much of a batch's statistics one pass adds to each running statistic that is zero, by name.
+
+    Statistics of layers that the user froze are left out.
+    """
+    return {
+        f"{name}.{key}".lstrip("."): 1.0 if module.momentum is None else module.momentum
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.momentum != 0
+        if module.training or not model.training
+        for key in ("running_mean", "running_var")
+    }
+
+
+def policy(batchnorm: str | BatchNormPolicy) -> BatchNormPolicy:
+    """Return the policy of the ``batchnorm`` argument.
+
+    Args:
+        batchnorm: ``clean``, ``joint``, ``recalibrated``, ``auto`` (`Clean` below 200 stored samples, from then on
+            `Recalibrated`), or a policy of one's own.
+
+    Raises:
+        InvalidInput: If it is anything else.
+    """
+    if isinstance(batchnorm, BatchNormPolicy):
+        return batchnorm
+    known = {"clean": Clean(), "joint": Joint(), "recalibrated": Recalibrated(), "auto": Recalibrated(least=ENOUGH)}
+    if batchnorm not in known:
+        raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(known)}, or a policy")
+    return known[batchnorm]

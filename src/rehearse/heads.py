@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -25,17 +24,6 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
         raise InvalidInput(f"{type(model).__name__} has no linear layer; a head is needed here")
     name = next(reversed(layers))
     return name, layers[name]
-
-
-@contextlib.contextmanager
-def head_inputs(head: nn.Linear) -> Iterator[list[Tensor]]:
-    """Inside the block, what enters the head is collected: the features that the body made."""
-    seen: list[Tensor] = []
-    handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def outputs(model: nn.Module) -> int:

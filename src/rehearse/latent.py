@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidInput
+from .losses import at_least_float32
+from .network import Network
 
 
 class Elbo(NamedTuple):
@@ -71,6 +73,32 @@ class Autoencoder(Protocol):
 
     def decode(self, code: Tensor) -> Tensor:
         """Inputs again, one for each code."""
+
+
+class View(NamedTuple):
+    """A network with other tensors in place of its own, inside `Network.looking`; the model is not touched."""
+
+    network: Network
+    tensors: Mapping[str, Tensor]
+    dtype: torch.dtype | None = None
+
+    def classify(self, x: Tensor) -> Tensor:
+        """Return log-probabilities."""
+        return at_least_float32(self.network(x, self.tensors, self.dtype)).log_softmax(1)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-variance of q(z|x)."""
+        mean, log_variance = self.network.ask("encode", x, self.tensors, self.dtype)
+        return mean, log_variance
+
+    def decode(self, z: Tensor) -> Tensor:
+        """Return the mean of p(x|z)."""
+        x: Tensor = self.network.ask("decode", z, self.tensors, self.dtype)
+        return x
+
+    def loss(self, x: Tensor) -> Elbo:
+        """Return −ELBO in its two parts, one value per sample each."""
+        return Elbo(*self.network.ask("loss", x, self.tensors, self.dtype))
 
 
 @dataclass

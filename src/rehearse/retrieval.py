@@ -1,80 +1,92 @@
-"""What to recall. A retrieval is called ``(memory, incoming, gradient, lookahead, budget)`` and gives the batch to
-replay with its scores, or ``(None, None)`` when there is nothing to recall.
+"""Retrievals: which stored samples to replay.
 
-Memories of ``incoming.task`` are left out; a batch without a task leaves nothing out.
+A retrieval is an object that is called ``(memory, incoming, gradient, engine, budget)`` and returns the samples to
+replay with their interference, or ``(None, None)``. To write one, see `Retrieval`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
+from .engine import Engine, Layers
 from .errors import InvalidInput, InvalidType
-from .gradients import Gradient
-from .lookahead import Lookahead
 from .losses import DRAW
 from .memory import Memory
+from .network import VirtualStep
 
-BEST_LOSS = "best_loss"
-Recall = tuple[Batch | None, Tensor | None]
+BEST_LOSS: Final = "best_loss"
+
+
+class Retrieved(NamedTuple):
+    """The samples to replay and their interference, highest first; None where there are none, or none were scored."""
+
+    batch: Batch | None = None
+    interference: Tensor | None = None
 
 
 class Retrieval(Protocol):
-    """``needs_gradient`` says whether the incoming gradient is looked at; ``layers`` and ``virtual_step`` say what
-    the look-ahead foresees for it."""
+    """Chooses stored samples for an incoming batch.
+
+    Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``.
+    """
 
     needs_gradient: bool
+    """Whether the gradient of the incoming batch is used. If not, it may be None."""
 
     def __call__(
-        self, memory: Memory, incoming: Batch, gradient: Gradient, lookahead: Lookahead, budget: int
-    ) -> Recall: ...
+        self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int
+    ) -> tuple[Batch | None, Tensor | None]:
+        """Return at most ``budget`` samples and their interference.
+
+        Args:
+            memory: Where to choose from: `Memory.sample`, `Memory.all`, `Memory.fact`.
+            incoming: The incoming batch; its task is None if all stored samples are eligible.
+            gradient: Of the incoming batch's mean loss, to be handed on to ``engine.losses``.
+            engine: ``engine.losses(candidates, gradient)`` returns the losses before and after the virtual step.
+            budget: The number of samples to return, at most.
+        """
 
 
 class Uniform:
-    """Recall at random: plain experience replay (ER).
+    """Retrieve at random: experience replay (ER).
 
-    With ``candidates`` that many memories are drawn and passed through the network as `MostInterfered` does, and the
-    budget is taken from them at random: a control that has everything of interfered retrieval but the choice.
+    With ``candidates``, that many samples pass through the network as in `MostInterfered`, and the budget is taken
+    from them at random: a control that has everything of interfered retrieval but the choice.
     """
 
     needs_gradient = False
 
     def __init__(self, candidates: int | None = None) -> None:
+        """Set how many samples pass through the network; none by default."""
         if candidates is not None:
             _check_candidates(candidates)
         self.candidates = candidates
 
-    def __call__(
-        self, memory: Memory, incoming: Batch, gradient: Gradient, lookahead: Lookahead, budget: int
-    ) -> Recall:
+    def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
+        """Return a random sample of the memory."""
         if memory.eligible(incoming.task) == 0:
-            return None, None
+            return Retrieved()
         if self.candidates is None:
-            return memory.sample(budget, exclude_task=incoming.task), None
+            return Retrieved(memory.sample(budget, exclude_task=incoming.task))
         candidates = memory.sample(max(self.candidates, budget), exclude_task=incoming.task)
-        lookahead.pass_through(candidates)
-        return candidates.take(torch.arange(min(budget, len(candidates)))), None
+        engine.pass_through(candidates)
+        return Retrieved(candidates.take(torch.arange(min(budget, len(candidates)))))
 
 
 class MostInterfered:
-    """Recall the memories whose loss the coming update would raise most (MIR).
+    """Retrieve the samples whose loss the coming step would raise most (MIR).
 
-    Of C candidates drawn at random, the ``budget`` with the highest
+    Of C candidates drawn at random, those with the highest
 
         MI-1   s(x) = ℓ(f_θᵛ(x), y) − ℓ(f_θ(x), y)
         MI-2   s(x) = ℓ(f_θᵛ(x), y) − min(ℓ(f_θ(x), y), ℓ*(x))
 
-    where θᵛ is the look-ahead and ℓ*(x) the lowest loss of x seen so far in scoring; ties go to the lower slot.
-
-    The paper: C = 50 (25 on Mini-ImageNet), budget 10, MI-2 on MNIST and MI-1 elsewhere, the current task left out.
-    ``candidates=None`` scores the whole memory. ``layers="head"`` foresees the last layer alone, which needs one pass
-    through the body instead of two; ``virtual_step="optimizer"`` foresees the optimiser's real step. ``compile=True``
-    scores through torch.compile, which takes its time at the first step and is worth it for long runs of large models;
-    it changes the last digits of the scores.
+    where θᵛ are the look-ahead parameters and ℓ*(x) is the lowest loss of x in scoring so far.
     """
 
     needs_gradient = True
@@ -84,80 +96,88 @@ class MostInterfered:
         candidates: int | None = 50,
         criterion: Literal["mi1", "mi2"] = "mi1",
         *,
-        layers: Literal["all", "head"] = "all",
-        virtual_step: Literal["sgd", "optimizer"] = "sgd",
-        compile: bool = False,
+        layers: Layers = "all",
+        virtual_step: VirtualStep = "sgd",
     ) -> None:
+        """Set how candidates are drawn and scored.
+
+        Args:
+            candidates: C, or None for the whole memory. The paper has 50, and 25 on Mini-ImageNet.
+            criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
+            layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
+            virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
+
+        Raises:
+            InvalidInput: If an argument is not one of the above.
+        """
         if candidates is not None:
             _check_candidates(candidates)
-        if compile and candidates is None:
-            raise InvalidInput("compile needs a fixed number of candidates; give one, or leave compile out")
-        if criterion not in ("mi1", "mi2"):
-            raise InvalidInput(f"criterion is {criterion!r}; it must be 'mi1' or 'mi2'")
+        for name, value, known in (
+            ("criterion", criterion, ("mi1", "mi2")),
+            ("layers", layers, ("all", "head")),
+            ("virtual_step", virtual_step, ("sgd", "optimizer")),
+        ):
+            if value not in known:
+                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
         self.candidates, self.criterion = candidates, criterion
         self.layers, self.virtual_step = layers, virtual_step
-        self.compile_rows = candidates if compile else None
 
-    def __call__(
-        self, memory: Memory, incoming: Batch, gradient: Gradient, lookahead: Lookahead, budget: int
-    ) -> Recall:
+    def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
+        """Return the candidates with the highest interference; ties go to the lower slot."""
         if memory.eligible(incoming.task) == 0:
-            return None, None
-        candidates = self._candidates(memory, incoming)  # B_C ~ M
-        before, after = lookahead.losses(candidates, gradient)  # ℓ(f_θ), ℓ(f_θᵛ)
-        scores = after - self._baseline(memory, candidates, before)  # s_MI(B_C)
-        # A foreseen loss that is no number any more is the worst that can happen to a memory.
-        scores = torch.nan_to_num(scores, nan=torch.inf, posinf=torch.inf)
-        ranked, order = scores.sort(descending=True, stable=True)  # S ← sort(s_MI(B_C))
-        return lookahead.take(candidates, order[:budget]), ranked[:budget]  # B_MC ← {S_i}, i = 1 … B
-
-    def _candidates(self, memory: Memory, incoming: Batch) -> Batch:
+            return Retrieved()
         if self.candidates is None:
-            return memory.all(exclude_task=incoming.task)
-        return memory.sample(self.candidates, exclude_task=incoming.task, ordered=True)  # so a stable sort settles ties
-
-    def _baseline(self, memory: Memory, candidates: Batch, before: Tensor) -> Tensor:
-        if self.criterion == "mi1":
-            return before
-        assert candidates.slots is not None
-        best = memory.fact(BEST_LOSS, candidates.slots, fill=torch.inf).to(before)
-        best = torch.minimum(before, best)
-        memory.note(BEST_LOSS, candidates.slots, best)
-        return best
+            candidates = memory.all(exclude_task=incoming.task)
+        else:
+            candidates = memory.sample(self.candidates, exclude_task=incoming.task, ordered=True)  # B_C ~ M
+        before, after = engine.losses(candidates, gradient, virtual_step=self.virtual_step, layers=self.layers)
+        if self.criterion == "mi2":
+            before = _best(memory, candidates, before)
+        scores = torch.nan_to_num(after - before, nan=torch.inf, posinf=torch.inf)  # a loss of NaN is the worst
+        ranked, order = scores.sort(descending=True, stable=True)
+        return Retrieved(candidates.take(order[:budget].cpu()), ranked[:budget])  # B_MC
 
 
 class Draws:
-    """Recall ``draws`` times, independently, and give all rows as one batch with the column ``draw``: 0 for the rows
-    of the first draw, and so on. For losses that judge each draw by another term (`losses.DarkExperience`)."""
+    """Retrieve several times, independently, and return all samples as one batch with the column ``draw``.
+
+    The column is 0 for the samples of the first draw, and so on: for losses that judge each draw by another term
+    (`losses.DarkExperience`).
+    """
 
     def __init__(self, retrieval: Retrieval, draws: int = 2) -> None:
+        """Repeat a retrieval ``draws`` times."""
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
             raise InvalidInput(f"draws is {draws!r}; it must be a positive whole number")
         if isinstance(retrieval, type) or not callable(retrieval):
             raise InvalidType(f"the retrieval must be an object like Uniform(), this is {retrieval!r}")
-        self.retrieval, self.draws = retrieval, draws
-        self.needs_gradient = retrieval.needs_gradient
+        self.retrieval, self.draws, self.needs_gradient = retrieval, draws, retrieval.needs_gradient
         self.layers, self.virtual_step = getattr(retrieval, "layers", "all"), getattr(retrieval, "virtual_step", "sgd")
-        self.compile_rows = getattr(retrieval, "compile_rows", None)
 
-    def __call__(
-        self, memory: Memory, incoming: Batch, gradient: Gradient, lookahead: Lookahead, budget: int
-    ) -> Recall:
+    def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
+        """Return the samples of all draws, highest interference first."""
         if memory.eligible(incoming.task) == 0:
-            return None, None
+            return Retrieved()
         if self.draws == 1:
-            return self.retrieval(memory, incoming, gradient, lookahead, budget)
-        recalls = [self.retrieval(memory, incoming, gradient, lookahead, budget) for _ in range(self.draws)]
-        batches = [batch for batch, _ in recalls if batch is not None]
-        scores = [score for _, score in recalls if score is not None]
-        assert all(batch.slots is not None for batch in batches)
-        draw = torch.arange(self.draws).repeat_interleave(len(batches[0]))
-        rows = memory.get(torch.cat([batch.slots for batch in batches if batch.slots is not None]))
-        rows = replace(rows, columns={**rows.columns, DRAW: draw})
-        if not scores:
-            return rows, None
-        ranked, order = torch.cat(scores).sort(descending=True, stable=True)
-        return rows.take(order.cpu()), ranked
+            return Retrieved(*self.retrieval(memory, incoming, gradient, engine, budget))
+        found = [self.retrieval(memory, incoming, gradient, engine, budget) for _ in range(self.draws)]
+        slots = [batch.slots for batch, _ in found if batch is not None and batch.slots is not None]
+        draw = torch.arange(len(slots)).repeat_interleave(len(slots[0]))
+        samples = memory.get(torch.cat(slots))
+        samples = replace(samples, columns={**samples.columns, DRAW: draw})
+        interference = [scores for _, scores in found if scores is not None]
+        if not interference:
+            return Retrieved(samples)
+        ranked, order = torch.cat(interference).sort(descending=True, stable=True)
+        return Retrieved(samples.take(order.cpu()), ranked)
+
+
+def _best(memory: Memory, candidates: Batch, losses: Tensor) -> Tensor:
+    """Return the lowest loss of each candidate so far, and note it."""
+    assert candidates.slots is not None
+    best = torch.minimum(losses, memory.fact(BEST_LOSS, candidates.slots, fill=torch.inf).to(losses))
+    memory.note(BEST_LOSS, candidates.slots, best)
+    return best
 
 
 def _check_candidates(candidates: int) -> None:

@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ..compute import seed_sequence
+from ..batchnorm import BatchNormPolicy
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
-from ..learners.replay import BatchNorm
 from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from ..nets import MLP
+from ..random import seed_sequence
 from ..retrieval import MostInterfered, Retrieval, Uniform
 
 Network: TypeAlias = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None
@@ -47,7 +47,7 @@ def build_learner(
     budget: Any,
     updates: Any,
     seed: int,
-    batchnorm: BatchNorm = "auto",
+    batchnorm: str | BatchNormPolicy = "auto",
 ) -> Replay:
     """A learner for that many classes; a network with fewer outputs is grown, one with more keeps the spare ones."""
     _check_choice("optimizer", optimizer, OPTIMIZERS)

@@ -207,7 +207,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         if self.learner is None:
             probabilities[:] = 1 / len(self._labels)
             return probabilities
-        scores = self.learner.scores(self._matrix(rows, input_width(self.learner))).cpu().double()
+        scores = self.learner.logits(self._matrix(rows, input_width(self.learner))).cpu().double()
         known = min(len(self._labels), scores.shape[1])
         probabilities[:, :known] = scores[:, :known].softmax(1).numpy()
         return probabilities

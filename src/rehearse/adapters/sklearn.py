@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..compute import batchnorms
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
@@ -119,7 +118,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The probability of each of ``classes_``, one row each, in float64."""
         check_is_fitted(self, "learner_")
         X = self._rows(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
-        scores = self.learner_.scores(torch.from_numpy(X)).cpu().double()
+        scores = self.learner_.logits(torch.from_numpy(X)).cpu().double()
         return scores[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
@@ -204,7 +203,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
         size = self._positive("batch_size")
         starts = [*range(0, len(X), size)]
-        if len(X) > size > 1 and len(X) % size == 1 and batchnorms(self.learner_.model):
+        if len(X) > size > 1 and len(X) % size == 1 and self.learner_.network.has_batchnorm:
             starts.pop()  # a lone row has no variance for batch-norm: it goes with the batch before
         for start, stop in zip(starts, [*starts[1:], len(X)], strict=True):
             self.learner_.observe(rows[start:stop], targets[start:stop])

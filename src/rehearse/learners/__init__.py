@@ -1,22 +1,19 @@
-"""The methods, one file each."""
+"""The methods, one file or folder each."""
 
+from ..batch import Progress, Step
 from .agem import AGEM
 from .base import Learner
+from .codes import CodeReplay, CodeSearch
 from .finetune import Finetune
 from .gem import GEM
-from .generative import GenerativeReplay
-from .generative_objectives import Coefficients
-from .generative_retrieval import LatentRetrieval
-from .hybrid import AutoencoderReplay
-from .hybrid_search import CodeSearch
+from .generative import Coefficients, GenerativeReplay, LatentRetrieval
 from .icarl import ICaRL
 from .replay import Replay
-from .step import Step
 
 __all__ = [
     "AGEM",
     "GEM",
-    "AutoencoderReplay",
+    "CodeReplay",
     "CodeSearch",
     "Coefficients",
     "Finetune",
@@ -24,6 +21,7 @@ __all__ = [
     "ICaRL",
     "LatentRetrieval",
     "Learner",
+    "Progress",
     "Replay",
     "Step",
 ]

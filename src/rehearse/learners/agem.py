@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..batch import Tree
-from ..gradients import Gradient, add_gradients
+from ..batch import Step, Tree
+from ..checks import check_budget, check_positive, check_rings, needs_two_samples
+from ..losses import as_loss
 from ..memory import TaskRingMemory
+from ..network import NamedGradient, Network
+from ..random import RandomState
+from ..undo import all_or_nothing, run
 from .base import Learner
-from .checks import check_budget, check_positive, needs_two_rows
-from .gem import check_rings
-from .step import Step, mean_loss
 
 
 class AGEM(Learner):
     """A-GEM (Chaudhry et al. 2019, "Efficient Lifelong Learning with A-GEM").
 
         g   ← ∇ mean ℓ(B_n)                    the incoming batch, of task t
-        r   ← ∇ mean ℓ(B_M)                    ``budget`` rows drawn from the memories of all other tasks
+        r   ← ∇ mean ℓ(B_M)                    ``budget`` samples drawn from the stored ones of all other tasks
         if ⟨g, r⟩ < 0:
             g ← g − (⟨g, r⟩ / ⟨r, r⟩) r        now ⟨g, r⟩ = 0
         θ   ← SGD(g)
-        M_t ← the last rows of task t
+        M_t ← the last samples of task t
 
-    Differs from the source because the memories are GEM's rings instead of a random choice of each task's rows: the
-    two methods then hold the same rows and differ in the projection alone. As in `GEM`, all outputs take part in the
-    loss, and every pass is in train mode.
+    Differs from the source because the memory is GEM's rings instead of a random choice of each task's samples: the
+    two methods then hold the same samples and differ in the projection alone. As in `GEM`, all outputs take part in
+    the loss, and every pass is in train mode.
     """
 
     task_aware = True
@@ -49,48 +51,47 @@ class AGEM(Learner):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        """Build a learner around a model; see `Replay` for the arguments."""
+        random = RandomState(seed)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
         check_rings(memory)
+        super().__init__(network, as_loss(loss), memory=memory)
         check_positive(updates=updates)
         check_budget(budget, model)
-        self.memory, self.budget, self.updates = memory, budget, updates
+        self.budget, self.updates = budget, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
-        """Learn from the incoming batch without raising the average loss of the past, then remember it."""
-        incoming = self._accept(x, y, task, id)
-        columns = self.memory.check(incoming)
-        self.memory.share(incoming)
-        recalled, recalled_loss = None, None
-        with self.memory.transaction(), self._transaction(parameters=self.updates > 1):
-            for _ in range(self.updates):
-                loss = mean_loss(self._losses(incoming, recalled=False))
-                gradient = self._gradient(loss)  # g
-                held = self.memory.eligible(incoming.task)
-                if held > 1 or (held and not needs_two_rows(self.model)):
-                    recalled = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_M
-                    past_loss = mean_loss(self._losses(recalled, recalled=True))
-                    recalled_loss = past_loss.item()
-                    gradient = project(gradient, self._gradient(past_loss))
-                self._apply(gradient)  # θ ← SGD(g̃)
-        self.memory.keep(incoming, columns)
-        self._settle(incoming)
-        return Step(loss.item(), recalled_loss, recalled)
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"memory": self.memory.state_dict()}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
+        """Learn from an incoming batch without raising the average loss of the past; see `Learner.observe`."""
+        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        with self.lock, all_or_nothing(network, memory) as commit:
+            columns, replayed, replayed_loss = memory.check(incoming), None, None
+            memory.share(incoming)
+            with network.training():
+                for remaining in reversed(range(self.updates)):
+                    loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
+                    held = memory.eligible(incoming.task)
+                    if held > 1 or (held and not needs_two_samples(self.model)):
+                        replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
+                        replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
+                        gradient = project(gradient, reference)
+                    if remaining:
+                        network.save_parameters()
+                        run(network.step(gradient))
+                step = network.step(gradient)  # θ ← SGD(g)
+            memory.keep(incoming, columns)
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+        return Step(loss, replayed_loss, replayed)
 
 
-def project(gradient: Gradient, reference: Gradient) -> Gradient:
-    """g − (⟨g, r⟩ / ⟨r, r⟩) r where ⟨g, r⟩ < 0, and g itself elsewhere."""
+def project(gradient: NamedGradient, reference: NamedGradient) -> NamedGradient:
+    """Return g − (⟨g, r⟩ / ⟨r, r⟩) r if ⟨g, r⟩ < 0, and g itself otherwise."""
     along = _inner(gradient, reference)
     if not along < 0:
         return gradient
-    return add_gradients(gradient, reference, -along / _inner(reference, reference))
+    return gradient.plus(reference, -along / _inner(reference, reference))
 
 
-def _inner(first: Gradient, second: Gradient) -> float:
+def _inner(first: NamedGradient, second: NamedGradient) -> float:
     products = [(first[name].double() * second[name].double()).sum() for name in first if name in second]
     return torch.stack(products).sum().item() if products else 0.0

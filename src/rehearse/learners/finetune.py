@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..batch import Tree
+from ..batch import Step, Tree, checked_batch
+from ..checks import check_positive
+from ..losses import as_loss
+from ..memory.ids import with_ids
+from ..network import Network
+from ..random import RandomState
+from ..undo import all_or_nothing, run
 from .base import Learner
-from .checks import check_positive
-from .step import Step
 
 
 class Finetune(Learner):
@@ -33,21 +38,25 @@ class Finetune(Learner):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        """Build a learner around a model; see `Replay` for the arguments."""
+        random = RandomState(seed)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        super().__init__(network, as_loss(loss))
         check_positive(updates=updates)
         self.updates = updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
-        incoming = self._accept(x, y, task, id)
-        with self._transaction(parameters=self.updates > 1):
-            for _ in range(self.updates):
-                loss, gradient, _ = self._passed(incoming, recalled=False)
-                self._apply(gradient)
-        self._settle(incoming)
+        """Learn from an incoming batch; see `Learner.observe`."""
+        incoming, network = with_ids(checked_batch(x, y, task), id), self.network
+        with self.lock, all_or_nothing(network) as commit:
+            engine = self.plain.fastest(incoming.x)
+            with network.training():
+                for remaining in reversed(range(self.updates)):
+                    loss, gradient, *_ = engine.gradient(incoming, replayed=False)
+                    if remaining:
+                        network.save_parameters()
+                        run(engine.step(gradient))
+                step = engine.step(gradient)
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
         return Step(loss)
-
-    def _own_state(self) -> dict[str, Any]:
-        return {}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        pass

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Tree
-from ..errors import InvalidType
-from ..gradients import Gradient
+from ..batch import Batch, Step, Tree
+from ..checks import check_not_negative, check_positive, check_rings, needs_two_samples
+from ..errors import MissingExtra
+from ..losses import as_loss
 from ..memory import TaskRingMemory
-from ..parts import stepped_parameters
+from ..network import NamedGradient, Network
+from ..random import RandomState
+from ..undo import all_or_nothing, run
 from .base import Learner
-from .checks import check_not_negative, check_positive, needs_two_rows
-from .step import Step, mean_loss
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10
@@ -30,7 +33,7 @@ class GEM(Learner):
             v ← argmin ½ vᵀGGᵀv + gᵀGᵀv  over v ≥ margin        G: the rows g_k
             g ← g + Gᵀv                              now ⟨g, g_k⟩ ≥ 0 for every k
         θ   ← SGD(g)
-        M_t ← the last rows of task t                capacity // tasks of them
+        M_t ← the last samples of task t             capacity // tasks of them
 
     The margin of 0.5 is that of the authors' experiments (and of Aljundi et al. 2019); it also bends the step
     towards past tasks. Without a margin the step is the nearest to g that raises no past task's loss.
@@ -43,7 +46,7 @@ class GEM(Learner):
       are the same, and a refused batch is not remembered;
     - all outputs take part in the loss, whatever the task: the task is not known when predicting.
 
-    Every pass, the memories' too, is in train mode and moves batch-norm's running statistics, as in the source.
+    Every pass, the stored samples' too, is in train mode and moves batch-norm's running statistics, as in the source.
     """
 
     task_aware = True
@@ -63,49 +66,55 @@ class GEM(Learner):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        """Build a learner around a model; see `Replay` for the arguments.
+
+        Args:
+            model: Any module.
+            optimizer: Any optimizer of its parameters except LBFGS.
+            memory: A ring for each task.
+            margin: The smallest v; the authors' experiments have 0.5.
+        """
+        random = RandomState(seed)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
         check_rings(memory)
+        super().__init__(network, as_loss(loss), memory=memory)
         check_positive(updates=updates)
         check_not_negative(margin=margin)
-        self.memory, self.margin, self.updates = memory, margin, updates
+        self.margin, self.updates = margin, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
-        """Learn from the incoming batch without raising the loss of a past task, then remember it."""
-        incoming = self._accept(x, y, task, id)
-        columns = self.memory.check(incoming)
-        self.memory.share(incoming)
-        recalled = self.memory.all(exclude_task=incoming.task) if self.memory.eligible(incoming.task) else None
-        past = [rows for rows in _by_task(recalled) if len(rows) > 1 or not needs_two_rows(self.model)]  # M_k
-        with self._transaction(parameters=self.updates > 1):
-            for _ in range(self.updates):
-                loss = mean_loss(self._losses(incoming, recalled=False))
-                gradient = self._gradient(loss)  # g
-                losses = [mean_loss(self._losses(rows, recalled=True)) for rows in past]
-                gradients = [self._gradient(of_task) for of_task in losses]  # g_k
-                self._apply(self._projected(gradient, gradients))  # θ ← SGD(g̃)
-        self.memory.keep(incoming, columns)
-        self._settle(incoming)
-        return Step(loss.item(), torch.stack(losses).mean().item(), recalled) if losses else Step(loss.item())
+        """Learn from an incoming batch without raising the loss of a past task; see `Learner.observe`."""
+        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        with self.lock, all_or_nothing(network, memory) as commit:
+            columns = memory.check(incoming)
+            memory.share(incoming)
+            replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
+            past = [part for part in _by_task(replayed) if len(part) > 1 or not needs_two_samples(self.model)]  # M_k
+            with network.training():
+                for remaining in reversed(range(self.updates)):
+                    loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
+                    passed = [self.plain.gradient(samples, replayed=True) for samples in past]  # g_k
+                    gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
+                    if remaining:
+                        network.save_parameters()
+                        run(network.step(gradient))
+                step = network.step(gradient)  # θ ← SGD(g)
+            memory.keep(incoming, columns)
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+        return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
 
-    def _projected(self, gradient: Gradient, past: Sequence[Gradient]) -> Gradient:
+    def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:
             return gradient
-        parameters = {name: value for name, (value, _) in stepped_parameters(self.model, self.optimizer).items()}
+        parameters = {name: value for name, (value, _) in self.network.trainable().items()}
         g = _flat(gradient, parameters)
         step = project(g, torch.stack([_flat(of_task, parameters) for of_task in past]), self.margin)
         if step is g:
             return gradient
         parts = torch.split(step, [value.numel() for value in parameters.values()])
-        return {
-            name: part.view_as(value).to(value.dtype)
-            for (name, value), part in zip(parameters.items(), parts, strict=True)
-        }
-
-    def _own_state(self) -> dict[str, Any]:
-        return {"memory": self.memory.state_dict()}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
+        named = zip(parameters.items(), parts, strict=True)
+        return NamedGradient({name: part.view_as(value).to(value.dtype) for (name, value), part in named})
 
 
 def project(g: Tensor, past: Tensor, margin: float = 0.0) -> Tensor:
@@ -132,7 +141,10 @@ def project(g: Tensor, past: Tensor, margin: float = 0.0) -> Tensor:
 
 def _nearest(b: Tensor, units: Tensor) -> Tensor:
     """b + Gᵀu with u = argmin ‖Gᵀu + b‖² over u ≥ 0."""
-    from scipy.optimize import nnls  # here, so that importing the package does not import scipy
+    try:
+        from scipy.optimize import nnls  # here, so that importing the package does not need scipy
+    except ImportError as problem:
+        raise MissingExtra("scipy", "gem") from problem
 
     size = b.norm()
     if size == 0:
@@ -143,20 +155,15 @@ def _nearest(b: Tensor, units: Tensor) -> Tensor:
     return step
 
 
-def check_rings(memory: Any) -> None:
-    if not isinstance(memory, TaskRingMemory):
-        raise InvalidType(f"the memory must be a TaskRingMemory, a ring for each task; this is {memory!r}")
-
-
-def _by_task(rows: Batch | None) -> list[Batch]:
-    """The rows in parts, one for each task."""
-    if rows is None:
+def _by_task(samples: Batch | None) -> list[Batch]:
+    """Return the samples in parts, one for each task."""
+    if samples is None:
         return []
-    assert isinstance(rows.task, Tensor)
-    return [rows.take((rows.task == task).nonzero().flatten()) for task in torch.unique(rows.task)]
+    assert isinstance(samples.task, Tensor)
+    return [samples.take((samples.task == task).nonzero().flatten()) for task in torch.unique(samples.task)]
 
 
-def _flat(gradient: Gradient, parameters: dict[str, Tensor]) -> Tensor:
+def _flat(gradient: NamedGradient, parameters: dict[str, Tensor]) -> Tensor:
     """A gradient as one vector in double precision; zero where a parameter has none."""
     parts = [gradient.get(name, torch.zeros_like(value)).flatten() for name, value in parameters.items()]
     return torch.cat(parts).double()

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import Batch, Tree, task_column, tree_concatenate, tree_leaves, tree_map
-from ..compute import evaluation_mode, in_parts
+from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_map, tree_parts
+from ..batchnorm import Clean
+from ..checks import check_positive
+from ..engine import Plain, joined
 from ..errors import InvalidInput, InvalidType
-from ..heads import find_head, head_inputs, outputs
-from ..lookahead import Lookahead
-from ..losses import as_loss, class_targets, in_full
+from ..heads import find_head, outputs
+from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
 from ..memory.forgetting import matching
 from ..memory.ids import ID, as_ids, no_ids
+from ..network import NamedGradient, Network, finite
+from ..random import RandomState
+from ..undo import Restore, all_or_nothing, run
 from .base import Learner
-from .checks import check_positive
 from .herding import class_means, herding
-from .step import Step, join, mean_loss
 
 Keep = Literal["memory", "task"]
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """What is known of the tasks so far; replaced as a whole, so that an undo needs no copy."""
+
+    old: dict[str, Tensor] | None = None
+    """θold: the network at the end of the last task."""
+    past_labels: frozenset[int] = frozenset()
+    labels: frozenset[int] = frozenset()
+    """Of the running task."""
+    kept: tuple[Batch, ...] = ()
+    """The whole running task, for ``keep="task"``."""
+    most_kept_bytes: int = 0
 
 
 class ICaRL(Learner):
@@ -71,230 +87,249 @@ class ICaRL(Learner):
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        """Build a learner around a model; see `Replay` for the arguments.
+
+        Args:
+            model: A module whose last linear layer computes the logits.
+            optimizer: Any optimizer of its parameters except LBFGS.
+            memory: Holds exemplars and the running task's samples.
+            keep: ``memory`` or ``task``; see above.
+        """
+        random = RandomState(seed)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
         if not isinstance(memory, ExemplarMemory):
             raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {keep!r}; it must be one of {', '.join(get_args(Keep))}")
         check_positive(budget=budget, updates=updates)
         find_head(model)
-        self.memory, self.budget, self.updates, self.keep = memory, budget, updates, keep
-        self._old: dict[str, Tensor] | None = None  # θold
-        self._past_labels: set[int] = set()
-        self._labels: set[int] = set()  # of the running task
-        self._kept: list[Batch] = []  # the whole running task, for keep="task"
-        self._most_kept_bytes = 0
-        self._means: tuple[tuple[int, int, int], tuple[Tensor, Tensor]] | None = None
+        super().__init__(network, as_loss(None), memory=memory)
+        self.budget, self.updates, self.keep = budget, updates, keep
+        self.tasks = Tasks()
+        self._means: tuple[tuple[int, ...], tuple[Tensor, Tensor]] | None = None
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
-        """Learn from the incoming batch and from exemplars of past tasks, then remember it."""
-        incoming = self._accept(x, y, task, id)
+        """Learn from an incoming batch and from exemplars of past tasks, then store it; see `Learner.observe`."""
+        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
         labels = self._labels_of(incoming)
-        self.memory.check(incoming)
-        self.memory.share(incoming)
-        with self._task_over(incoming), self.memory.transaction(), self._transaction(parameters=self.updates > 1):
-            for _ in range(self.updates):
-                recalled = None
-                if self.memory.eligible(incoming.task):
-                    recalled = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_P
-                batch = incoming if recalled is None else join(incoming, recalled)
-                targets = self._targets(batch, new=self._labels | labels)
-                losses = self._losses_to(targets, self._forward(batch.x))
-                self._apply(self._gradient(mean_loss(losses)))  # θ ← SGD(mean ℓ(B))
-        self._remember(incoming)
-        self._labels |= labels
-        self._settle(incoming)
+        with self.lock, all_or_nothing(network, memory, self) as commit:
+            memory.check(incoming)
+            memory.share(incoming)
+            if isinstance(incoming.task, int) and incoming.task != self.task:
+                self._end_task()
+            new = self.tasks.labels | labels
+            with network.training():
+                for remaining in reversed(range(self.updates)):
+                    replayed, losses, gradient = self._pass_batch(incoming, new)
+                    if remaining:
+                        network.save_parameters()
+                        run(network.step(gradient))
+                step = network.step(gradient)  # θ ← SGD(mean ℓ(B))
+            self._store(incoming, new)
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
         old = losses[len(incoming) :]
-        return Step(losses[: len(incoming)].mean().item(), old.mean().item() if len(old) else None, recalled)
+        return Step(losses[: len(incoming)].mean().item(), old.mean().item() if len(old) else None, replayed)
+
+    def _pass_batch(self, incoming: Batch, new: frozenset[int]) -> tuple[Batch | None, Tensor, NamedGradient]:
+        """Return B_P, the losses of B_n ∪ B_P, and the gradient of their mean."""
+        replayed = None
+        if self.memory.eligible(incoming.task):
+            replayed = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_P
+        batch = incoming if replayed is None else joined(incoming, replayed)
+        targets = self._targets(batch, new)
+        losses = _losses_to(targets, self.network(self._ready(batch.x)))
+        finite(losses.mean())
+        return replayed, losses.detach(), self.network.gradient(losses.mean())
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
-        """Choose exemplars from data that the model already knows, and let it be the network to distil from.
+        """Choose exemplars from data that the model already knows, and distill from the model as it is.
 
-        It is what a task with these rows would leave, without the training; see `learners.remember`. Rows that come
-        without a task have exemplars of their own for each class.
+        It is what a task with these samples would leave, without the training; see `Learner.remember`. Samples without
+        a task have exemplars of their own for each class.
         """
-        if self._labels:
-            raise InvalidInput("a task is running; end it before remembering other data: learner.end_task()")
-        passed = self._rows_passed
-        try:
-            return super().remember(data, limit)
-        finally:
-            self.end_task()
-            self._rows_passed = passed
+        if self.tasks.labels:
+            raise InvalidInput("a task is running; end it before storing other data: learner.end_task()")
+        with self._looking():
+            try:
+                return super().remember(data, limit)
+            finally:
+                self.end_task()
 
-    def _take_in(self, known: Batch) -> None:
+    def _store_known(self, known: Batch) -> None:
         labels = self._labels_of(known)
         known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
         self.memory.check(known)
         self.memory.share(known)
         if not bool(self._features(known.x).isfinite().all()):
-            raise InvalidInput("the features of some of these rows are not finite; they cannot be exemplars")
-        self._remember(known)
-        self._labels |= labels
+            raise InvalidInput("the features of some of these samples are not finite; they cannot be exemplars")
+        with all_or_nothing(self.memory, self) as commit:
+            self._store(known, self.tasks.labels | labels)
+            commit(())
 
     def end_task(self) -> None:
-        """Choose the exemplars of the running task, and keep the network to distil from."""
-        if not self._labels:
-            return
-        rows = _together(self._kept) if self._kept else self.memory.get(torch.from_numpy(self.memory.running()))
-        self.memory.enrol(self._exemplars(rows))
-        self._most_kept_bytes = self._most_bytes()
-        self._old = {name: value.detach().clone() for name, value in self._tensors()}
-        self._past_labels |= self._labels
-        self._labels, self._kept, self._means = set(), [], None
+        """Choose the exemplars of the running task, and keep the network to distill from."""
+        with self.lock, all_or_nothing(self.network, self.memory, self) as commit:
+            self._end_task()
+            commit(())
 
-    def _exemplars(self, rows: Batch) -> list[Batch]:
-        """The exemplars of each class of each task among the rows, best first."""
-        share, features = self.memory.share(rows), self._features(rows.x).cpu()
-        self._rows_passed += len(rows)
+    def _end_task(self) -> None:
+        tasks = self.tasks
+        if not tasks.labels:
+            return
+        running = self.memory.get(torch.from_numpy(self.memory.running())) if not tasks.kept else _together(tasks.kept)
+        self.memory.enrol(self._exemplars(running))
+        most, past = self._most_bytes(), tasks.past_labels | tasks.labels
+        self.tasks = Tasks(self.network.frozen(), past, most_kept_bytes=most)
+
+    def _exemplars(self, samples: Batch) -> list[Batch]:
+        """Return the exemplars of each class of each task among the samples, best first."""
+        share, features = self.memory.share(samples), self._features(samples.x).cpu()
+        tasks = task_column(samples.task, len(samples))
         chosen = []
-        for task, label in sorted({*zip(task_column(rows.task, len(rows)).tolist(), rows.y.tolist(), strict=True)}):
-            of_group = ((task_column(rows.task, len(rows)) == task) & (rows.y == label)).nonzero().flatten()
-            chosen.append(rows.take(of_group[herding(features[of_group], share)]))
+        for task, label in sorted({*zip(tasks.tolist(), samples.y.tolist(), strict=True)}):
+            of_group = ((tasks == task) & (samples.y == label)).nonzero().flatten()
+            chosen.append(samples.take(of_group[herding(features[of_group], share)]))
         return chosen
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def _labels_of(self, incoming: Batch) -> set[int]:
+    def _labels_of(self, incoming: Batch) -> frozenset[int]:
         if incoming.y.ndim != 1:
-            raise InvalidInput(f"iCaRL learns one class a row; these targets have shape {tuple(incoming.y.shape)}")
-        scores = torch.empty(len(incoming), outputs(self.model), device="meta")
-        return set(class_targets(scores, incoming.y).tolist())
+            raise InvalidInput(f"iCaRL learns one class per sample; these targets have shape {tuple(incoming.y.shape)}")
+        logits = torch.empty(len(incoming), outputs(self.model), device="meta")
+        return frozenset(class_targets(logits, incoming.y).tolist())
 
-    @contextlib.contextmanager
-    def _task_over(self, incoming: Batch) -> Iterator[None]:
-        """A new task ends the one before; if its first batch is refused after all, nothing has ended."""
-        if not isinstance(incoming.task, int) or incoming.task == self.task or not self._labels:
-            yield
-            return
-        before, passed = self._own_state(), self._rows_passed
-        self.end_task()
-        try:
-            yield
-        except BaseException:
-            self._load_own_state(before)
-            self._rows_passed = passed
-            raise
-
-    def _targets(self, batch: Batch, new: set[int]) -> dict[int, Tensor]:
-        """What the output of each class that has come should say: [y = c] if it is new, q_c if it is old."""
+    def _targets(self, batch: Batch, new: frozenset[int]) -> dict[int, Tensor]:
+        """Return what the output of each known class should be: [y = c] if it is new, q_c if it is old."""
         targets = {label: (batch.y == label).float().to(self.device) for label in new}
-        old = self._past_labels - new
-        if old and self._old is not None:
-            with torch.no_grad(), evaluation_mode(self.model):
-                q = in_full(self._forward(batch.x, self._old)).sigmoid()
+        old = self.tasks.past_labels - new
+        if old and self.tasks.old is not None:
+            with self.network.looking("evaluation"):
+                q = at_least_float32(self.network(self._ready(batch.x), self.tasks.old)).sigmoid()
             targets |= {label: q[:, label] for label in old}
         return targets
 
-    def _foresight(self, incoming: Batch) -> Lookahead:
-        """Rows are judged as in a step of the running task: against [y = c], and against the old network."""
-        new, lookahead = self._labels | self._labels_of(incoming), super()._foresight(incoming)
-        lookahead.loss = as_loss(lambda scores, rows, _: self._losses_to(self._targets(rows, new), scores))
-        return lookahead
+    def _diagnosing(self, batch: Batch) -> Plain:
+        """Judge samples as in a step of the running task: against [y = c], and against the old network."""
+        new = self.tasks.labels | self._labels_of(batch)
 
-    @staticmethod
-    def _losses_to(targets: dict[int, Tensor], scores: Tensor) -> Tensor:
-        """Binary cross-entropy summed over the classes that have come, one value a row."""
-        known = sorted(targets)
-        scores = in_full(scores)[:, known]
-        goal = torch.stack([targets[label] for label in known], dim=1).to(scores)
-        return F.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
+        def loss(logits: Tensor, samples: Batch, _: bool) -> Tensor:
+            return _losses_to(self._targets(samples, new), logits)
 
-    def _remember(self, incoming: Batch) -> None:
+        return Plain(self.network, as_loss(loss), Clean())
+
+    def _store(self, incoming: Batch, labels: frozenset[int]) -> None:
         self.memory.keep(incoming, self.memory.check(incoming))
+        kept = self.tasks.kept
         if self.keep == "task":
             task = task_column(incoming.task, len(incoming))
             ids = {name: column.clone() for name, column in incoming.columns.items() if name == ID}
-            copy = Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=ids)
-            self._kept.append(copy)
+            kept = (*kept, Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=ids))
+        self.tasks = replace(self.tasks, labels=labels, kept=kept)
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
-        """Rows of the running task that are held beside the memory go too."""
-        if slots is not None and self._kept:
-            raise InvalidInput("the running task is held beside the memory too: name its rows by ids or a predicate")
-        running = len(self.memory.running())
-        kept = _together(self._kept) if self._kept else None
-        doomed = torch.zeros(0 if kept is None else len(kept), dtype=torch.bool)
-        if kept is not None and (ids is None or ID in kept.columns):
-            doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
-        removed = super().forget(ids=ids, slots=slots, predicate=predicate)
-        self._means = None
-        if kept is None:
-            return removed
-        self._kept = [kept.take((~doomed).nonzero().flatten())]
-        twice = running - len(self.memory.running())  # what the memory had of them it had as a copy
-        return removed - twice + int(doomed.sum())
+        """Remove samples for good, those of the running task that are held beside the memory too."""
+        with self.lock:
+            if slots is not None and self.tasks.kept:
+                raise InvalidInput(
+                    "the running task is held beside the memory too: name its samples by ids or a predicate"
+                )
+            running = len(self.memory.running())
+            kept = _together(self.tasks.kept) if self.tasks.kept else None
+            doomed = torch.zeros(0 if kept is None else len(kept), dtype=torch.bool)
+            if kept is not None and (ids is None or ID in kept.columns):
+                doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
+            removed = super().forget(ids=ids, slots=slots, predicate=predicate)
+            if kept is None:
+                return removed
+            self.tasks = replace(self.tasks, kept=(kept.take((~doomed).nonzero().flatten()),))
+            twice = running - len(self.memory.running())  # what the memory had of them was a copy
+            return removed - twice + int(doomed.sum())
 
-    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.model.named_parameters()
-        yield from self.model.named_buffers()
+    def snapshot(self) -> Restore:
+        """Return a function that restores what is known of the tasks."""
+        tasks = self.tasks
+
+        def restore() -> None:
+            self.tasks = tasks
+
+        return restore
 
     # -------------------------------------------------------------------------------------------------- predicting
 
-    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        """Minus the distance of φ(x) to the mean of each class; −∞ for classes that never came."""
-        features = self._features(x, buffers)
+    def _evaluate(self, x: Tree) -> Tensor:
+        """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that never came."""
+        features = self._features(x)
         labels, means = self._class_means()
         if not len(labels):
             return features.new_zeros(len(features), outputs(self.model))
-        scores = features.new_full((len(features), outputs(self.model)), -torch.inf)
-        scores[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
-        return scores
+        logits = features.new_full((len(features), outputs(self.model)), -torch.inf)
+        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+        return logits
 
     def _class_means(self) -> tuple[Tensor, Tensor]:
-        """The classes that rows are held of, and the mean of φ over the rows of each."""
-        now = (self.moves, self.rows_observed, len(self.memory))
+        """Return the classes that samples are stored of, and the mean of φ over the samples of each."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        now = (self.memory.seen, self.memory.changes, *(key for t in tensors for key in (id(t), t._version)))
         if self._means is None or self._means[0] != now:
-            self._means = (now, self._fresh_class_means())
+            means = torch.empty(0, dtype=torch.long), torch.empty(0)
+            if len(self.memory):
+                stored = self.memory.all()
+                means = class_means(self._features(stored.x), stored.y.long().to(self.device))
+            self._means = now, means
         return self._means[1]
 
-    def _fresh_class_means(self) -> tuple[Tensor, Tensor]:
-        if not len(self.memory):
-            return torch.empty(0, dtype=torch.long), torch.empty(0)
-        rows = self.memory.all()
-        return class_means(self._features(rows.x), rows.y.long().to(self.device))
-
-    def _features(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        """φ(x): what enters the head in eval mode, scaled to length one."""
-        _, head = find_head(self.model)
+    def _features(self, x: Tree) -> Tensor:
+        """Return φ(x): what enters the head in eval mode, scaled to length one."""
+        name, _ = find_head(self.model)
         parts = []
-        for part in in_parts(x):
-            with head_inputs(head) as seen:
-                super()._evaluate(part, buffers)
-            parts.append(F.normalize(in_full(seen[-1]).flatten(1), dim=1))
+        for part in tree_parts(x):
+            with self.network.looking("evaluation"):
+                _, features = self.network.logits_and_features(self._ready(part), self.network.twin.tensors(), name)
+            parts.append(F.normalize(at_least_float32(features).flatten(1), dim=1))
         return torch.cat(parts)
 
     # ------------------------------------------------------------------------------------------------------- state
 
-    def report(self) -> dict[str, Any]:
-        """Bytes of the exemplars, and the most that the running task took beside them."""
+    def diagnostics(self) -> dict[str, Any]:
+        """Return the bytes of the exemplars, and the most that the running task took beside them."""
         return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
 
     def _most_bytes(self) -> int:
-        return max(self._most_kept_bytes, sum(map(_bytes, self._kept)))
+        return max(self.tasks.most_kept_bytes, sum(map(_bytes, self.tasks.kept)))
 
     def _own_state(self) -> dict[str, Any]:
-        kept = _together(self._kept) if self._kept else None
+        tasks = self.tasks
+        kept = _together(tasks.kept) if tasks.kept else None
         return {
-            "memory": self.memory.state_dict(),
-            "old": None if self._old is None else dict(self._old),
-            "past_labels": sorted(self._past_labels),
-            "labels": sorted(self._labels),
+            "old": None if tasks.old is None else dict(tasks.old),
+            "past_labels": sorted(tasks.past_labels),
+            "labels": sorted(tasks.labels),
             "kept": None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")},
-            "most_kept_bytes": self._most_kept_bytes,
+            "most_kept_bytes": tasks.most_kept_bytes,
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
-        self._old = None if state["old"] is None else {name: value.clone() for name, value in state["old"].items()}
-        self._past_labels, self._labels = set(state["past_labels"]), set(state["labels"])
-        kept = state["kept"]
-        self._kept = [] if kept is None else [Batch(**kept)]
-        self._most_kept_bytes = int(state["most_kept_bytes"])
-        self._means = None
+        old, kept = state["old"], state["kept"]
+        self.tasks = Tasks(
+            None if old is None else {name: value.clone() for name, value in old.items()},
+            frozenset(state["past_labels"]),
+            frozenset(state["labels"]),
+            () if kept is None else (Batch(**kept),),
+            int(state["most_kept_bytes"]),
+        )
 
 
-def _together(batches: list[Batch]) -> Batch:
+def _losses_to(targets: dict[int, Tensor], logits: Tensor) -> Tensor:
+    """Return binary cross-entropy summed over the known classes, one value per sample."""
+    known = sorted(targets)
+    logits = at_least_float32(logits)[:, known]
+    goal = torch.stack([targets[label] for label in known], dim=1).to(logits)
+    return F.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
     columns = {}
     if any(ID in batch.columns for batch in batches):
         columns[ID] = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
@@ -306,5 +341,5 @@ def _together(batches: list[Batch]) -> Batch:
     )
 
 
-def _bytes(rows: Batch) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in [*tree_leaves(rows.x), rows.y])
+def _bytes(samples: Batch) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in [*tree_leaves(samples.x), samples.y])

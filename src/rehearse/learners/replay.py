@@ -1,62 +1,44 @@
-"""Algorithm 1: experience replay, and whatever differs from it only by the loss or the retrieval."""
+"""Algorithm 1: experience replay, and what differs from it only by the loss or the retrieval."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..batch import Batch, Tree
-from ..compute import batchnorms
+from ..batch import Batch, Step, Tree, checked_batch
+from ..batchnorm import BatchNormPolicy, policy
+from ..checks import check_budget, check_not_negative, check_positive, needs_two_samples
+from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..gradients import Gradient, add_gradients
 from ..heads import find_head
-from ..lookahead import Lookahead
-from ..losses import to_remember
+from ..losses import as_loss, columns_to_store
 from ..memory import Memory
-from ..retrieval import MostInterfered, Recall, Retrieval
+from ..memory.ids import with_ids
+from ..network import Network, VirtualStep
+from ..random import RandomState
+from ..retrieval import MostInterfered, Retrieval, Retrieved
+from ..undo import all_or_nothing, run
 from .base import Learner
-from .checks import check_budget, check_not_negative, check_positive, needs_two_rows
-from .statistics import KeptStatistics, estimated, recalibrated_statistics
-from .step import Step, join, mean_loss, without_task
-
-BatchNorm = Literal["published", "clean", "joint", "recalibrated", "auto"]
-ENOUGH = 200  # memories to re-estimate statistics from, for "auto"; decision 0044
-Columns = dict[str, Tensor]
 
 
 class Replay(Learner):
     """Experience replay (ER), and with `MostInterfered` retrieval ER-MIR (Algorithm 1 of the paper).
 
-        θᵛ  ← θ − α ∇ℓ(B_n)                       the foreseen parameters
+        θᵛ  ← θ − α ∇ℓ(B_n)                       the look-ahead parameters
         B_C ~ M                                    C candidates
-        B_MC ← the budget highest of s_MI(B_C)     what to recall
+        B_MC ← the budget highest of s_MI(B_C)     the samples to replay
         θ  ← SGD(B_n ∪ B_MC, α)                    ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_MC)
         M  ← UpdateMemory(B_n)
 
-    ``updates`` is the number of iterations per incoming batch, the retrieval being redone at each. With tasks given,
-    memories of the current task are left out (``exclude_current_task``); without them all take part.
+    The last two are one commit, after everything that can fail.
 
-    ``batchnorm`` says how batch-norm is treated; without batch-norm it has no effect. In all of them incoming and
-    recalled rows pass separately (each with its own batch statistics) but in ``joint``:
-
-    - ``published``: incoming, candidates and recalled rows each move the running statistics, as in the paper's program;
-    - ``clean``: candidates leave them alone;
-    - ``joint``: incoming and recalled rows pass together, and move them once;
-    - ``recalibrated``: trained as ``clean``; prediction uses statistics re-estimated from the memory. The first
-      prediction after a step passes up to 1,000 memories for that; who predicts after every step may want ``clean``.
-      The model itself, asked without the learner, has the statistics of ``clean``;
-    - ``auto``: ``clean`` until there are 200 memories, and ``recalibrated`` from then on.
-
-    All but ``joint`` train the same parameters to the bit, as running statistics have no part in training. So
-    ``published`` keeps the statistics of ``clean`` beside its own, and `treatments` predicts as the two others would.
-
-    Differs from the authors' program: the best losses of MI-2 are kept by slot, so they stay with their row, start
-    at infinity and go when the row goes; the reservoir follows its law within a batch too.
+    Differs from the reference implementation: the best losses of MI-2 are stored by slot, so they stay with their
+    sample, start at infinity and go when the sample goes; the reservoir's sampling rule holds within a batch too.
     """
 
     memory: Memory
@@ -73,228 +55,116 @@ class Replay(Learner):
         loss: Any = None,
         replay_weight: float = 1.0,
         exclude_current_task: bool = True,
-        batchnorm: BatchNorm = "auto",
+        batchnorm: str | BatchNormPolicy = "auto",
         prepare: Callable[[Tree], Tree] | None = None,
         precision: str = "auto",
         clip: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(model, optimizer, loss=loss, prepare=prepare, precision=precision, clip=clip, seed=seed)
+        """Build a learner around a model.
+
+        Args:
+            model: Any module; see `Network`.
+            optimizer: Any optimizer of its parameters except LBFGS.
+            memory: The store; it has a seed of its own.
+            retrieval: `MostInterfered()` by default.
+            budget: The number of samples to replay.
+            updates: Steps per incoming batch; the retrieval is repeated for each.
+            loss: Cross-entropy by default; see `losses`.
+            replay_weight: The weight of the replayed samples' mean loss.
+            exclude_current_task: Whether stored samples of the incoming batch's task are not eligible.
+            batchnorm: ``clean``, ``joint``, ``recalibrated``, ``auto``, or a policy; see `batchnorm`. It has no effect
+                on models without batch-norm.
+            prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1].
+            precision: See `precision`.
+            clip: The largest norm of a gradient.
+            seed: Of the random numbers that the model draws.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+            InvalidType: If an argument is of the wrong type.
+        """
+        random = RandomState(seed)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
         check_positive(budget=budget, updates=updates)
         check_not_negative(replay_weight=replay_weight)
-        if batchnorm not in get_args(BatchNorm):
-            raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(get_args(BatchNorm))}")
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
-        if batchnorm != "joint":
+        super().__init__(network, as_loss(loss), memory=memory, batchnorm=policy(batchnorm))
+        if not self.batchnorm.joint:
             check_budget(budget, model)
-        self.memory, self.retrieval = memory, MostInterfered() if retrieval is None else retrieval
+        self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
+        self._looks_ahead = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
-        self.exclude_current_task, self.batchnorm = exclude_current_task, batchnorm
-        self.lookahead = Lookahead(
-            model,
-            optimizer,
-            self.loss,
-            virtual_step=getattr(self.retrieval, "virtual_step", "sgd"),
-            layers=getattr(self.retrieval, "layers", "all"),
-            prepare=self.prepare,
-            computation=self.computation,
-            parts=self._parts,
-            compile_rows=getattr(self.retrieval, "compile_rows", None),
-            clip=clip,
-        )
-        self._recalibrated: tuple[tuple[Any, ...], dict[str, Tensor]] | None = None
-        self._clean: KeptStatistics | None = None  # until candidates move them, the model's own are the clean ones
-        self._predicts_as = batchnorm
+        self.exclude_current_task = exclude_current_task
+        self._policy = [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
-        """Learn from the incoming batch and from the memories it would interfere with, then remember it."""
-        incoming = self._accept(x, y, task, id)
-        with self._transaction(parameters=self.updates > 1):
-            for _ in range(self.updates):
-                step, columns = (self._joint_update if self._joint else self._update)(incoming)
-        self.memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
-        self._settle(incoming)
-        return step
+        """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
+        network, memory, incoming = self.network, self.memory, with_ids(checked_batch(x, y, task), id)
+        query = incoming if self.exclude_current_task else replace(incoming, task=None)
+        with self.lock, all_or_nothing(network, memory, *self._policy) as commit:
+            engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
+            with network.training():
+                for remaining in reversed(range(self.updates)):
+                    if joint:
+                        passed, (replayed, interference) = self._joint_pass(engine, incoming, query)
+                        loss, gradient, logits, replayed_loss = passed
+                    else:
+                        loss, gradient, logits, replayed_loss = engine.gradient(incoming, replayed=False)  # ∇ℓ(B_n)
+                        replayed, interference = self._retrieve(query, gradient, engine)  # B_MC
+                        if replayed is not None:
+                            replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)  # ∇ℓ(B_MC)
+                            gradient = gradient.plus(second, self.replay_weight)
+                    if remaining:
+                        network.save_parameters()
+                        run(engine.step(gradient))
+                step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
+            memory.keep(
+                incoming, memory.check(incoming, **columns_to_store(self.loss, logits))
+            )  # M ← UpdateMemory(B_n)
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+        return Step(loss, replayed_loss, replayed, interference)
 
-    def _update(self, incoming: Batch) -> tuple[Step, Columns]:
-        """One update, and what to remember of the rows. Incoming and recalled rows pass one after the other."""
-        loss, gradient, scores = self._passed(incoming, recalled=False)  # ∇ℓ(B_n), once for both uses
-        columns = self.memory.check(incoming, **to_remember(self.loss, scores.detach()))
-        recalled, interference = self._recall(incoming, gradient)
-        self._move_statistics()
-        recalled_loss = None
-        if recalled is not None:
-            known = self.lookahead.pass_of(recalled)
-            recalled_loss, replayed, _ = self._passed(recalled, recalled=True, known=known)
-            gradient = add_gradients(gradient, replayed, self.replay_weight)
-        self._apply(gradient)  # θ ← SGD(B_n ∪ B_MC, α)
-        return Step(loss, recalled_loss, recalled, interference), columns
+    def _passes_jointly(self) -> bool:
+        """Whether incoming and replayed samples share a pass: by policy, or because nothing looks ahead between them.
 
-    def _joint_update(self, incoming: Batch) -> tuple[Step, Columns]:
-        """The same with all rows in one pass.
-
-        The gradient of the incoming rows alone serves the look-ahead: batch-norm's statistics stay in its pass, and
-        there is none where nothing is foreseen.
+        A model with buffers may keep statistics of its batches, which are not those of the joint batch.
         """
-        gradient: Gradient = {}
-        if getattr(self.retrieval, "needs_gradient", True) and self.memory.eligible(self._asking(incoming).task):
-            gradient = self._passed(incoming, recalled=False, buffers=self._parts().buffer_copies()).gradient
-        recalled, interference = self._recall(incoming, gradient)
-        self._move_statistics()
-        n = len(incoming)
-        scores = self._forward(incoming.x if recalled is None else join(incoming, recalled).x)
-        loss = total = mean_loss(self._losses(incoming, False, scores[:n]))
-        columns = self.memory.check(incoming, **to_remember(self.loss, scores[:n].detach()))
-        recalled_loss = None
-        if recalled is not None:
-            replayed = mean_loss(self._losses(recalled, True, scores[n:]))
-            total, recalled_loss = loss + self.replay_weight * replayed, replayed.item()
-        self._apply(self._gradient(total))
-        return Step(loss.item(), recalled_loss, recalled, interference), columns
+        if self.batchnorm.joint and self.network.has_batchnorm:
+            return True
+        return not self._looks_ahead and not any(module._buffers for module in self.model.modules())
 
-    @contextlib.contextmanager
-    def _transaction(self, *, parameters: bool = False) -> Iterator[None]:
-        """What the retrieval learned of the memory, and the look-ahead's notes, go back too after an error."""
-        passed, clean = self.lookahead.rows_passed, self._clean
-        kept = None if clean is None else clean.copy()
-        try:
-            with self.memory.transaction(), super()._transaction(parameters=parameters):
-                yield
-        except BaseException:
-            self.lookahead.rows_passed, self.lookahead.statistics, self._clean = passed, {}, clean
-            if clean is not None and kept is not None:
-                clean.load(kept)
-            raise
-        finally:
-            self.lookahead.clear()
+    def _joint_pass(self, engine: Engine, incoming: Batch, query: Batch) -> tuple[Passed, Retrieved]:
+        """Pass B_n ∪ B_MC at once; a retrieval that looks ahead gets the gradient of a pass that leaves no trace."""
+        self.memory.check_inputs(incoming)
+        looks = self._looks_ahead and self.memory.eligible(query.task) > 0
+        gradient = self.plain.virtual_gradient(incoming).gradient if looks else None
+        retrieved = self._retrieve(query, gradient, engine)
+        if retrieved.batch is None:
+            return engine.gradient(incoming, replayed=False), retrieved
+        return engine.joint_gradient(incoming, retrieved.batch, self.replay_weight), retrieved
 
-    def _recall(self, incoming: Batch, gradient: Gradient) -> Recall:
-        """What to replay. A lone memory has no statistics of its batch: a model that needs them waits for a second."""
-        asking = self._asking(incoming)
-        if self.memory.eligible(asking.task) == 1 and needs_two_rows(self.model):
-            return None, None
+    def _retrieve(self, query: Batch, gradient: Any, engine: Engine) -> Retrieved:
+        """Return B_MC. A lone stored sample has no batch statistics: a model that needs them waits for a second."""
+        if self.memory.eligible(query.task) == 1 and needs_two_samples(self.model):
+            return Retrieved()
         try:
-            return self.retrieval(self.memory, asking, gradient, self.lookahead, self.budget)
+            return Retrieved(*self.retrieval(self.memory, query, gradient, engine, self.budget))
         except RehearseError:
             raise
         except (RuntimeError, ValueError) as problem:
-            raise InvalidInput(f"the memories cannot be scored: {problem}") from problem
-
-    def _asking(self, incoming: Batch) -> Batch:
-        return incoming if self.exclude_current_task else without_task(incoming)
-
-    def _move_statistics(self) -> None:
-        """The published treatment of batch-norm: the candidates' pass moves the running statistics too."""
-        passed, self.lookahead.statistics = self.lookahead.statistics, {}
-        if self.batchnorm == "published" and passed:
-            if self._clean is None and batchnorms(self.model):
-                self._clean = KeptStatistics(self.model)
-            for name, buffer in self._parts().buffers().items():
-                if name in passed:
-                    buffer.copy_(passed[name])
-
-    @property
-    def _joint(self) -> bool:
-        return self.batchnorm == "joint" and bool(batchnorms(self.model))
-
-    def treatments(self) -> dict[str, Callable[[Tree], Tensor]]:
-        """Predictions of the other treatments that train the same parameters; `predict` itself where none differs."""
-        if self.batchnorm != "published" or not batchnorms(self.model):
-            return {}
-        clean = self.predict if self._clean is None else functools.partial(self._predict_as, "clean")
-        return {"clean": clean, "recalibrated": functools.partial(self._predict_as, "recalibrated")}
-
-    def _predict_as(self, treatment: BatchNorm, x: Tree) -> Tensor:
-        with self._predicting_as(treatment):
-            return self.predict(x)
-
-    @contextlib.contextmanager
-    def _predicting_as(self, treatment: BatchNorm) -> Iterator[None]:
-        try:
-            self._predicts_as = treatment
-            yield
-        finally:
-            self._predicts_as = self.batchnorm
-
-    def _take_in(self, known: Batch) -> None:
-        """For `remember`: with the model's own statistics, as those of a memory move while it is being filled."""
-        with self._predicting_as("published" if self.batchnorm == "published" else "clean"):
-            super()._take_in(known)
-
-    def _evaluate(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        return super()._evaluate(x, self._statistics() if buffers is None else buffers)
-
-    def _statistics(self) -> dict[str, Tensor] | None:
-        """The buffers to predict with, or None for the model's own."""
-        least = {"recalibrated": 2, "auto": ENOUGH}.get(self._predicts_as)  # one row has no variance to estimate
-        if least is not None and len(self.memory) >= least and estimated(self.model):
-            return self.recalibrated_statistics()
-        if self._predicts_as != "published" and self._clean is not None:
-            return self._parts().buffers() | self._clean_values()
-        return None
-
-    def _clean_values(self) -> dict[str, Tensor]:
-        """Where candidates have moved the model's statistics, those that they have not."""
-        return {} if self._clean is None else self._clean.values
-
-    def _forward_prepared(self, x: Tree, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        """A pass that moves the model's own statistics moves the clean ones too."""
-        if buffers is not None or self._clean is None:
-            return super()._forward_prepared(x, buffers)
-        with self._clean.following():
-            return super()._forward_prepared(x)
-
-    def recalibrated_statistics(self) -> dict[str, Tensor]:
-        """The model's buffers with batch-norm's statistics re-estimated from the memory, anew only when one of the
-        two has changed."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        versions = ((id(tensor), tensor._version) for tensor in tensors)  # somebody else may move the model too
-        now = (self.moves, self.memory.seen, len(self.memory), *versions)
-        if self._recalibrated is None or self._recalibrated[0] != now:
-            clean = self._clean_values()
-            self._recalibrated = (now, recalibrated_statistics(self.model, self.memory, self._forward_quietly, clean))
-        return self._parts().buffers() | self._clean_values() | self._recalibrated[1]
-
-    def _forward_quietly(self, x: Tree, buffers: dict[str, Tensor]) -> None:
-        passed = self._rows_passed
-        with self.random.borrowed():
-            self._forward(x, buffers)
-        self._rows_passed = passed
+            raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem
 
     def grow(self, classes: int) -> int:
-        """See `Learner.grow`; refused where the memory could not keep what the loss wants kept of so many outputs."""
+        """See `Learner.grow`; refused if the memory could not store what the loss wants stored of so many outputs."""
         if isinstance(classes, int) and classes > 0:
-            scores = find_head(self.model)[1].weight.new_zeros(1, classes)
-            self.memory.check_widths(to_remember(self.loss, scores))
+            logits = find_head(self.model)[1].weight.new_zeros(1, classes)
+            self.memory.check_widths(columns_to_store(self.loss, logits))
         return super().grow(classes)
 
-    def _foresight(self, incoming: Batch) -> Lookahead:
-        return self.lookahead
-
-    @property
-    def rows_passed(self) -> int:
-        return self._rows_passed + self.lookahead.rows_passed
-
-    def to(self, device: torch.device | str) -> Learner:
-        self._recalibrated = None
-        if self._clean is not None:
-            self._clean.to(device)
-        return super().to(device)
-
-    def _own_state(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"memory": self.memory.state_dict()}
-        if self.batchnorm == "published" and batchnorms(self.model):
-            own["clean"] = None if self._clean is None else self._clean.copy()
-        return own
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        if self.batchnorm == "published" and batchnorms(self.model):
-            self._clean = None if state["clean"] is None else KeptStatistics(self.model)
-            if self._clean is not None:
-                self._clean.load(state["clean"])
-        self.memory.load_state_dict(state["memory"])
-        self.lookahead.rows_passed = 0
-        self._recalibrated = None
+    def _look_ahead(self) -> tuple[VirtualStep, Layers]:
+        return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

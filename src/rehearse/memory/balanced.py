@@ -11,6 +11,7 @@ import torch
 
 from ..batch import Batch
 from ..errors import InvalidType
+from ..undo import Restore
 from .base import Memory
 from .index import Slots
 
@@ -49,7 +50,9 @@ class ClassBalancedMemory(Memory):
         return np.array([self._slot_for(label) for label in batch.y.tolist()], dtype=np.int64)
 
     def _slot_for(self, label: int) -> int:
-        own = self._share.setdefault(label, array("q"))
+        own, changes = self._share.setdefault(label, array("q")), self._noting()
+        if changes is not None:
+            changes.note_list(own)
         self._seen_of[label] = seen = self._seen_of.get(label, 0) + 1
         if self._used < self.capacity:
             own.append(self._used)
@@ -64,10 +67,20 @@ class ClassBalancedMemory(Memory):
         self._sampled.add(largest)
         donor = self._share[largest]
         place = int(self._insertion.integers(0, len(donor)))
+        if changes is not None:
+            changes.note_list(donor, place, len(donor) - 1)
         slot, donor[place] = donor[place], donor[-1]
         donor.pop()
         own.append(slot)
         return slot
+
+    def _policy_snapshot(self) -> Restore:
+        share, seen_of, sampled, used = dict(self._share), dict(self._seen_of), set(self._sampled), self._used
+
+        def restore() -> None:
+            self._share, self._seen_of, self._sampled, self._used = share, seen_of, sampled, used
+
+        return restore
 
     def _policy_state(self) -> dict[str, Any]:
         slots = [slot for share in self._share.values() for slot in share]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
-from ..compute import numpy_generator
 from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..random import numpy_generator
+from ..undo import Restore
+from .changes import Changes
 from .forgetting import matching, slot_numbers
-from .ids import ID, named_ids, no_ids, one_id_a_row
+from .ids import ID, named_ids, no_ids, one_id_per_sample
 from .index import EMPTY, Slots, TaskIndex
 from .rows import Rows
 
@@ -55,7 +57,15 @@ class Memory(ABC):
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
         self._sampling = numpy_generator(seed, "sample")
-        self._undo: list[tuple[str, Tensor, Tensor]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy takes over: all but the notes for an undo."""
+        return {name: value for name, value in vars(self).items() if name != "_noting"}
+
+    @staticmethod
+    def _noting() -> Changes | None:
+        """Return where to note what is overwritten; `snapshot` replaces this."""
+        return None
 
     @abstractmethod
     def _place(self, batch: Batch) -> Slots:
@@ -82,6 +92,13 @@ class Memory(ABC):
         rows = self._columns(batch, columns)
         self._rows.check(batch.x, rows)
         return rows
+
+    def check_inputs(self, batch: Batch) -> None:
+        """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
+        self._check_policy(batch)
+        if self._rows.x is not None:
+            self._rows.check_inputs(batch.x)
+            self._rows.check_column(TARGET, batch.y)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become too wide for the file that the rows are in."""
@@ -111,11 +128,11 @@ class Memory(ABC):
                 of = torch.from_numpy(kept)
                 rows = {name: pick(column, of) for name, column in rows.items()}
                 x = tree_map(lambda leaf: pick(leaf, of), x)
-            self._rows.write(where, x, rows)
-            self._index.put(taken, rows[TASK].numpy())
+            changes = self._noting()
+            self._rows.write(where, x, rows, changes)
+            self._index.put(taken, rows[TASK].numpy(), changes)
             self.changes += 1
-            for fill, fact in self._facts.values():
-                fact[where] = fill
+            self._clear_facts(where)
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
@@ -130,7 +147,7 @@ class Memory(ABC):
         for name, values in {**batch.columns, **extra}.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
-            column = one_id_a_row(values, n) if name == ID else as_tensor(values, f"column {name!r}")
+            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
                 raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
             columns[name] = column
@@ -188,7 +205,7 @@ class Memory(ABC):
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Put other inputs in the place of those at these slots; all else that is known of the rows stays."""
         self._rows.check_inputs(x)
-        self._rows.write(slots, x, {})
+        self._rows.write(slots, x, {}, self._noting())
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -199,27 +216,45 @@ class Memory(ABC):
         return pick(self._facts[name][1], slots)
 
     def note(self, name: str, slots: Tensor, values: Tensor) -> None:
-        """Write a fact back to the rows it is about."""
-        fact = self._facts[name][1]
-        if self._undo is not None:
-            self._undo.append((name, slots, pick(fact, slots)))
+        """Write a fact back to the samples it is about."""
+        fact, changes = self._facts[name][1], self._noting()
+        if changes is not None:
+            changes.note(fact, slots)
         fact.index_copy_(0, slots, values.to(fact))
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """If the block raises, facts and the sampling generator are put back as they were."""
-        sampling, known = self._sampling.bit_generator.state, set(self._facts)
-        self._undo = []
-        try:
-            yield
-        except BaseException:
-            for name, slots, before in reversed(self._undo):
-                self._facts[name][1][slots] = before
-            self._facts = {name: fact for name, fact in self._facts.items() if name in known}
-            self._sampling.bit_generator.state = sampling
-            raise
-        finally:
-            self._undo = None
+    def _clear_facts(self, slots: Tensor) -> None:
+        changes = self._noting()
+        for fill, fact in self._facts.values():
+            if changes is not None:
+                changes.note(fact, slots)
+            fact[slots] = fill
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores samples, facts, index, counters, both generators and the policy's state.
+
+        What is overwritten from now on is noted, as long as the returned function lives: that takes the time of the
+        change, whatever the capacity.
+        """
+        changes, index, rows, policy = Changes(), self._index.snapshot(), self._rows.snapshot(), self._policy_snapshot()
+        self._noting = weakref.ref(changes)  # type: ignore[method-assign]
+        facts, counts = dict(self._facts), (self.seen, self.changes)
+        generators = [(g.bit_generator, g.bit_generator.state) for g in (self._insertion, self._sampling)]
+
+        def restore() -> None:
+            changes.roll_back()
+            index()
+            rows()
+            policy()
+            self._facts = facts
+            self.seen, self.changes = counts
+            for generator, state in generators:
+                generator.state = state
+
+        return restore
+
+    def _policy_snapshot(self) -> Restore:
+        """Return a function that restores what the policy knows; `Changes` may note what takes long to copy."""
+        return lambda: None
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -247,15 +282,15 @@ class Memory(ABC):
         doomed = self._doomed(names, slots, predicate)
         if len(doomed):
             where = torch.from_numpy(doomed)
-            self._index.clear(doomed)
-            self.changes += 1
-            self._rows.erase(where)
-            for fill, fact in self._facts.values():
-                fact[where] = fill
+            self._rows.erase(where, self._noting())
+            self._clear_facts(where)
         if self._rows.file is not None:
             if slots is None:
                 self._rows.file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
             self._rows.file.sync()
+        if len(doomed):  # last: a call that failed can be repeated
+            self._index.clear(doomed, self._noting())
+            self.changes += 1
         return len(doomed)
 
     def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:

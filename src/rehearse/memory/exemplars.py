@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..batch import Batch, task_column
 from ..errors import InvalidInput
+from ..undo import Restore
 from .base import TARGET, Memory
 from .index import EMPTY, Slots
 
@@ -85,6 +86,14 @@ class ExemplarMemory(Memory):
         if not len(slots):
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self._index.task[slots], self._rows.columns[TARGET].numpy()[slots].astype(np.int64)], axis=1)
+
+    def _policy_snapshot(self) -> Restore:
+        arrived = self._arrived
+
+        def restore() -> None:
+            self._arrived = arrived
+
+        return restore
 
     def _policy_state(self) -> dict[str, Any]:
         return {"arrived": self._arrived}

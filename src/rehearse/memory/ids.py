@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..batch import Batch
 from ..errors import InvalidInput, InvalidType
 
 ID: Final = "id"  # the name of the column
@@ -32,11 +34,16 @@ def as_ids(values: Any) -> Tensor:
     return torch.tensor([_as_id(value) for value in values], dtype=torch.int64)
 
 
-def one_id_a_row(values: Any, rows: int) -> Tensor:
+def one_id_per_sample(values: Any, rows: int) -> Tensor:
     ids = as_ids(values)
     if ids.shape != (rows,):
         raise InvalidInput(f"there are ids of shape {tuple(ids.shape)} for {rows} rows; give one for each, or None")
     return ids
+
+
+def with_ids(batch: Batch, ids: Any) -> Batch:
+    """Return the batch with a column of ids, if there are any."""
+    return batch if ids is None else replace(batch, columns={ID: one_id_per_sample(ids, len(batch))})
 
 
 def named_ids(values: Any) -> Tensor:

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ..undo import Restore
+from .changes import Changes
+
 Slots = NDArray[np.int64]
 
 EMPTY = -2  # the task of a slot that holds nothing; −1 is the task of a row whose task is unknown
@@ -51,18 +54,21 @@ class TaskIndex:
         """How many rows there are outside the excluded tasks."""
         return self._total - sum(int(self._counts[self._row[task]]) for task in set(excluded) if task in self._row)
 
-    def put(self, slots: Slots, tasks: Slots) -> None:
+    def put(self, slots: Slots, tasks: Slots, changes: Changes | None = None) -> None:
         """Let the (distinct) slots hold rows of the given tasks, whatever they held before."""
-        self.clear(slots)
+        self.clear(slots, changes)
         for task, of_task in _by_value(slots, tasks):
             self._append(task, of_task)
         self.task[slots] = tasks
 
-    def clear(self, slots: Slots) -> None:
+    def clear(self, slots: Slots, changes: Changes | None = None) -> None:
         """Empty the (distinct) slots."""
+        if changes is not None:
+            changes.note(self.task, slots)
+            changes.note(self._place, slots)
         for task, of_task in _by_value(slots, self.task[slots]):
             if task != EMPTY:
-                self._remove(task, of_task)
+                self._remove(task, of_task, changes)
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
@@ -111,12 +117,16 @@ class TaskIndex:
             pool[after : after + size] = self._pool[before : before + size]
         self._pool, self._start, self._used = pool, starts, int(self._room.sum())
 
-    def _remove(self, task: int, slots: Slots) -> None:
+    def _remove(self, task: int, slots: Slots, changes: Changes | None = None) -> None:
         row = self._row[task]
         size, start = int(self._counts[row]), int(self._start[row])
         members = self._pool[start : start + size]
         kept = size - len(slots)
         leaving = self._place[slots]
+        if changes is not None:
+            changes.note(members, slice(kept, size))
+            changes.note(members, leaving)
+            changes.note(self._place, members[kept:].copy())
         stays = np.ones(len(slots), dtype=bool)  # of the tail, which moves into the holes
         stays[leaving[leaving >= kept] - kept] = False
         movers, holes = members[kept:][stays], leaving[leaving < kept]
@@ -124,6 +134,12 @@ class TaskIndex:
         self._place[movers] = holes
         self._counts[row] = kept
         self._total -= len(slots)
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the tables; `Changes` restores the entries of slots."""
+        tables = {name: getattr(self, name).copy() for name in ("_start", "_room", "_counts", "_row")}
+        tables |= {name: getattr(self, name) for name in ("_pool", "_used", "_total")}
+        return lambda: vars(self).update(tables)
 
     # The order inside the arrays decides what a draw gives, so it belongs to the state.
 

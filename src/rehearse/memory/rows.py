@@ -11,6 +11,8 @@ from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
+from ..undo import Restore
+from .changes import Changes
 from .ids import ID, no_ids
 
 if TYPE_CHECKING:
@@ -51,10 +53,14 @@ class Rows:
         self.check_inputs(x)
         if columns.keys() != self.columns.keys():
             self._check_names(columns.keys())
-        for name, held in self.columns.items():
-            if not _is_wider(columns[name], held):
-                _check_leaf(columns[name], held, f"column {name!r}")
+        for name in self.columns:
+            self.check_column(name, columns[name])
         self.check_widths(columns)
+
+    def check_column(self, name: str, column: Tensor) -> None:
+        """Refuse a column that does not look like the one that is held."""
+        if not _is_wider(column, self.columns[name]):
+            _check_leaf(column, self.columns[name], f"column {name!r}")
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become wider, where they cannot: in a file."""
@@ -92,7 +98,8 @@ class Rows:
         self.x = tree_map(self._empty_like, x)
         self.columns = {name: self._empty_like(column) for name, column in columns.items()}
 
-    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
+    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor], changes: Changes | None = None) -> None:
+        self._note(slots, changes)
         with nullcontext() if self.file is None else self.file.overwriting(slots.numpy()):
             self._write(slots, x, columns)
 
@@ -107,13 +114,34 @@ class Rows:
             held = self.columns[name]
             held.index_copy_(0, slots, column.to(held.device))
 
-    def erase(self, slots: Tensor) -> None:
+    def erase(self, slots: Tensor, changes: Changes | None = None) -> None:
         """Overwrite the rows with zeros: what is forgotten is gone from here."""
+        self._note(slots, changes)
         if self.file is not None:
             self.file.erase(slots.numpy())
             return
         for held in [*(tree_leaves(self.x) if self.x is not None else []), *self.columns.values()]:
             held[slots] = torch.zeros((), dtype=held.dtype)
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the columns, but for entries that `Changes` notes."""
+        x, columns, file = self.x, dict(self.columns), self.file
+        is_open = file is not None and file.is_open
+
+        def restore() -> None:
+            self.x, self.columns = x, columns
+            if file is not None and file.is_open and not is_open:
+                file.discard()
+
+        return restore
+
+    def _note(self, slots: Tensor, changes: Changes | None) -> None:
+        if changes is None or self.x is None:
+            return
+        for held in (*tree_leaves(self.x), *self.columns.values()):
+            changes.note(held, slots)
+        if self.file is not None:
+            self.file.note_digests(slots.numpy(), changes)
 
     def read(self, slots: Tensor, but: str | None = None) -> tuple[Tree, dict[str, Tensor]]:
         """The rows at these slots, all columns (``but`` one)."""

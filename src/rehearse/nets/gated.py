@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..chain import stopped
 from ..errors import InvalidInput
-from ..losses import in_full
+from ..losses import at_least_float32
 from .dropout import Dropout
-
-_through_gates = torch.ops.aten.glu_backward.default
 
 
 class GatedMLP(nn.Module):
@@ -46,16 +39,7 @@ class GatedMLP(nn.Module):
 
     def rest(self, activations: Tensor) -> Tensor:
         """From what the first layer's weights make of the inputs to the logits."""
-        return F.glu(in_full(self.output(self.dropout(_gated(activations)))), dim=1)
-
-    def rest_by_hand(self) -> Callable[[Tensor], RestPass] | None:
-        """What passes activations as `rest` does, for a gradient by hand; None where a part is not what it was made
-        as."""
-        plain = type(self.dropout) is Dropout and type(self.output) is Gated and type(self.hidden) is Gated
-        names = {f"{layer}.{part}" for layer in ("hidden", "output") for part in ("weight", "bias")}
-        if not plain or {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
-            return None
-        return partial(RestPass, self)
+        return F.glu(at_least_float32(self.output(self.dropout(_gated(activations)))), dim=1)
 
     def features(self, x: Tensor) -> Tensor:
         """The hidden layer, one row an example."""
@@ -64,32 +48,6 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One logit a class."""
         return self.rest(self.hidden(self.flatten(x)))
-
-
-class RestPass:
-    """`GatedMLP.rest` of some rows, with the random numbers that it draws, and what its gradient needs.
-
-    With a = (v, g) and t = v σ(g): Δv = Δt σ(g), Δg = Δt t (1 − σ(g)), which torch has as one function.
-    """
-
-    @torch.no_grad()
-    def __init__(self, model: GatedMLP, activations: Tensor) -> None:
-        self._activations, self._weight = activations, model.output.weight
-        self._hidden = F.glu(activations, dim=1).relu_()
-        self._kept = model.dropout.mask(self._hidden)
-        self._passed_on = self._hidden if self._kept is None else self._hidden * self._kept
-        self._outputs = model.output(self._passed_on)
-        self.scores = F.glu(self._outputs, dim=1)
-
-    @torch.no_grad()
-    def gradient(self, of_scores: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Δ of the activations, and the gradient of the parameters by name, from that of the scores."""
-        of_outputs = _through_gates(of_scores, self._outputs, 1)
-        gradient = {"output.weight": of_outputs.t() @ self._passed_on, "output.bias": of_outputs.sum(0)}
-        delta = of_outputs @ self._weight
-        if self._kept is not None:
-            delta = delta.mul_(self._kept)
-        return _through_gates(stopped(delta, self._hidden, 0), self._activations, 1), gradient
 
 
 class Gated(nn.Module):
@@ -106,4 +64,4 @@ class Gated(nn.Module):
 
 def _gated(activations: Tensor) -> Tensor:
     """ReLU(v) · σ(g), which is ReLU(v · σ(g)); a product in bfloat16 is gated in float32, which is faster."""
-    return F.relu(F.glu(in_full(activations), dim=1))
+    return F.relu(F.glu(at_least_float32(activations), dim=1))

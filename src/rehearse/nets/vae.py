@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..chain import listened_to
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
-from ..losses import in_full
+from ..losses import at_least_float32
 from .dropout import Dropout
-from .vae_gradient import Layer, backward, forward, layers_of
 
 Reconstruction = Literal["bernoulli", "gaussian"]
 Divergence = Literal["closed", "sampled"]
@@ -72,13 +69,13 @@ class VAE(nn.Module):
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z|x)."""
-        mean, spread = in_full(self.statistics(self.encoder(x))).chunk(2, dim=1)
+        mean, spread = at_least_float32(self.statistics(self.encoder(x))).chunk(2, dim=1)
         variance = F.softplus(spread).clamp_min(torch.finfo(spread.dtype).tiny)
         return mean, variance.log()
 
     def decode(self, z: Tensor) -> Tensor:
         """The mean of p(x|z), in the shape of the inputs."""
-        output = in_full(self.decoder(z))
+        output = at_least_float32(self.decoder(z))
         mean = output.sigmoid() if self.reconstruction == "bernoulli" else output
         return mean.reshape(len(z), *self.input_shape)
 
@@ -99,17 +96,6 @@ class VAE(nn.Module):
         """The reconstruction of x through the mean of q(z|x)."""
         return self.decode(self.encode(x)[0])
 
-    def by_hand(self) -> Callable[[Tensor], VaePass] | None:
-        """What passes rows as `loss` does, for a gradient by hand; None where a layer is not what it was made as."""
-        encoder, decoder = layers_of(self.encoder, "encoder"), layers_of(self.decoder, "decoder")
-        if encoder is None or decoder is None or type(self.statistics) is not nn.Linear or listened_to(self.statistics):
-            return None
-        encoder = [*encoder, Layer("statistics", self.statistics)]
-        names = {f"{layer.name}.{part}" for layer in encoder + decoder for part in ("weight", "bias")}
-        if {name for name, _ in self.named_parameters()} != names:  # one that is shared has one name alone
-            return None
-        return partial(VaePass, self, encoder, decoder)
-
     def _divergence(self, mean: Tensor, log_variance: Tensor, noise: Tensor, z: Tensor) -> Tensor:
         """KL(q(z|x) ‖ p(z)) of each row."""
         if self.kl == "closed":
@@ -128,60 +114,6 @@ class VAE(nn.Module):
                 "use reconstruction='gaussian'"
             )
         return F.binary_cross_entropy_with_logits(output, x, reduction="none").sum(1)
-
-
-class VaePass:
-    """One pass of rows through a `VAE`: draws what its `loss` draws, and keeps what the gradient needs.
-
-    A step of such a small network is made of calls rather than of arithmetic: autograd takes a third of it. With
-    weights r of the rows, k = β r, output o and the deltas of linear layers as in `rehearse.chain`:
-
-        Δoutput = r (σ(o) − x)                  Bernoulli;   r (o − x) / σ²   Gaussian
-        Δz      = Δoutput through the decoder
-        Δμ      = Δz + k μ,     Δv = Δz ε / 2√v + k (1 − 1/v) / 2        divergence in closed form
-        Δz     += k z,          Δv = Δz ε / 2√v − k / 2v                 sampled, where Δμ = Δz
-        Δspread = Δv σ(spread)                  v = softplus(spread)
-    """
-
-    @torch.no_grad()
-    def __init__(self, vae: VAE, encoder: list[Layer], decoder: list[Layer], x: Tensor) -> None:
-        self._vae, self._x = vae, x.flatten(1)
-        self._encoded, statistics = forward(encoder, self._x)
-        self._mean, self._spread = statistics.chunk(2, dim=1)
-        self._variance = F.softplus(self._spread).clamp_min(torch.finfo(x.dtype).tiny)
-        self._deviation = self._variance.sqrt()
-        self._noise = torch.randn_like(self._mean)
-        self._z = torch.addcmul(self._mean, self._deviation, self._noise)
-        self._decoded, self._output = forward(decoder, self._z)
-
-    @torch.no_grad()
-    def losses(self) -> Elbo:
-        """−ELBO of each row in its two parts."""
-        kl = self._vae._divergence(self._mean, self._variance.log(), self._noise, self._z)
-        return Elbo(self._vae._reconstruction_loss(self._x, self._output), kl)
-
-    @torch.no_grad()
-    def gradient(self, weights: Tensor, beta: float) -> dict[str, Tensor]:
-        """∇ Σᵢ weightᵢ (reconstructionᵢ + β KLᵢ) by parameter name."""
-        gradient: dict[str, Tensor] = {}
-        r, k = weights[:, None], beta * weights[:, None]
-        if self._vae.reconstruction == "bernoulli":
-            delta = self._output.sigmoid().sub_(self._x).mul_(r)
-        else:
-            delta = (self._output - self._x).mul_(r / self._vae.sigma**2)
-        delta = backward(self._decoded, delta, gradient)
-        of_mean = delta
-        if self._vae.kl == "closed":
-            of_mean = delta + k * self._mean
-            of_variance = 0.5 * k * (1 - 1 / self._variance)
-        else:
-            of_mean = delta = delta + k * self._z
-            of_variance = -0.5 * k / self._variance
-        of_variance = of_variance + 0.5 * delta * self._noise / self._deviation
-        of_spread = of_variance * self._spread.sigmoid()
-        of_spread = of_spread.masked_fill(self._variance <= torch.finfo(self._variance.dtype).tiny, 0)  # held there
-        backward(self._encoded, torch.cat([of_mean, of_spread], 1), gradient, inputs=False)
-        return gradient
 
 
 def _layers(before: int, hidden: int, depth: int, dropout: float) -> list[nn.Module]:

@@ -1,0 +1,123 @@
+"""Checks of the arguments that learners share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batch import Batch
+from .errors import InvalidInput, InvalidType
+from .memory import TaskRingMemory
+
+
+def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) -> None:
+    """Refuse what a learner cannot be built from.
+
+    Args:
+        model: The module.
+        optimizer: Of its parameters.
+        clip: The largest norm of a gradient, or None.
+        prepare: A function of the inputs, or None.
+        name: What errors call the model.
+    """
+    whose = "" if name == "model" else f" of the {name}"
+    if not isinstance(model, nn.Module):
+        raise InvalidType(f"the {name} must be an nn.Module, this is {type(model).__name__}")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InvalidType(f"the {name} is wrapped in {type(model).__name__}; pass the model inside: {name}.module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InvalidType(f"the {name} is compiled to TorchScript, which cannot be copied; pass the plain module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidInput("LBFGS evaluates the loss several times a step; a stream needs SGD, Adam or the like")
+    own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise InvalidInput(
+            f"the optimizer{whose} holds no trainable parameter of this {name}; build it from {name}.parameters()"
+        )
+    if clip is not None and not (is_number(clip) and clip > 0):
+        raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
+    if prepare is not None and not callable(prepare):
+        raise InvalidType(f"prepare is {prepare!r}; it must be a function of the inputs, or None")
+
+
+def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
+    """Check that a second network beside the classifier has the methods that it needs."""
+    lacking = [part for part in needs if not hasattr(network, part)]
+    if lacking:
+        raise InvalidType(
+            f"the {name} is a {type(network).__name__}, which lacks {' and '.join(lacking)} "
+            f"(see rehearse.latent.{name.capitalize()})"
+        )
+
+
+def one_tensor(rows: Any, name: str) -> Tensor:
+    """Prepared inputs, if the second network can take them."""
+    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+        raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
+    return rows
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_positive(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
+            raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")
+
+
+def check_switches(**switches: Any) -> None:
+    for name, switch in switches.items():
+        if not isinstance(switch, bool):
+            raise InvalidType(f"{name} is {switch!r}; it must be True or False")
+
+
+def check_not_negative(**numbers: Any) -> None:
+    for name, number in numbers.items():
+        if not is_number(number) or not 0 <= number < math.inf:
+            raise InvalidInput(f"{name} is {number!r}; it must be a number that is not negative")
+
+
+def check_task(data: Any, task: Any) -> None:
+    """Of a task that begins: all of its rows, and its number."""
+    if not isinstance(data, Batch):
+        raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
+    if isinstance(task, bool) or not isinstance(task, Integral) or task < 0:
+        raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
+    if isinstance(data.task, Integral) and data.task != task:
+        raise InvalidInput(f"task {task} begins, and its rows are of task {data.task}")
+
+
+def check_coefficients(**weights: Any) -> None:
+    for name, weight in weights.items():
+        if not is_number(weight) or not math.isfinite(weight):
+            raise InvalidInput(f"the coefficient {name} is {weight!r}; it must be a finite number")
+
+
+def needs_two_samples(model: nn.Module) -> bool:
+    """Return whether a lone sample cannot be trained on: it has no variance for an unfrozen BatchNorm1d."""
+    return any(isinstance(m, nn.BatchNorm1d) and (m.training or not model.training) for m in model.modules())
+
+
+def check_budget(budget: Any, model: nn.Module) -> None:
+    """Check how many samples are replayed in a pass of their own."""
+    check_positive(budget=budget)
+    if budget == 1 and needs_two_samples(model):
+        raise InvalidInput(
+            "budget is 1, and a lone sample has no variance for the model's BatchNorm1d: replay at least 2 samples "
+            "(or let them pass with the incoming ones: Replay(..., batchnorm='joint'))"
+        )
+
+
+def check_rings(memory: Any) -> None:
+    """Check that a memory has a ring for each task."""
+    if not isinstance(memory, TaskRingMemory):
+        raise InvalidType(f"the memory must be a TaskRingMemory, a ring for each task; this is {memory!r}")

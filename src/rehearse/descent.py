@@ -1,0 +1,103 @@
+"""Descent: several steps on the same samples. `PlainDescent` is the reference for every descent in `fast/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from .batch import Tree
+from .engine import fast_table
+from .network import NamedGradient, Network, finite
+from .undo import Operations, run
+
+
+class Descended(NamedTuple):
+    """Several steps on the same samples.
+
+    ``losses`` are those before the last step; ``operations`` are what the caller's commit must still run; ``gradient``
+    returns the gradient of the last step.
+    """
+
+    losses: list[float]
+    operations: Operations
+    gradient: Callable[[], NamedGradient]
+
+
+class Descent(Protocol):
+    """Steps on samples that remain the same. `PlainDescent` is the reference."""
+
+    def forward(self) -> Any:
+        """Pass the samples under the present parameters."""
+
+    def step(self, loss: Tensor) -> Operations:
+        """Prepare a step down the gradient of a loss of `forward`'s result."""
+
+    def finish(self) -> Operations:
+        """Return what is to be done after the last step."""
+
+    def gradient(self) -> NamedGradient:
+        """Return the gradient of the last step."""
+
+
+class PlainDescent:
+    """The descent for every model and optimizer."""
+
+    def __init__(self, network: Network, x: Tree, method: str) -> None:
+        """See `descend`."""
+        self.network, self.x, self.method, self.names = network, x, method, network.trainable()
+        self._gradient = NamedGradient()
+
+    def forward(self) -> Any:
+        """See `Descent.forward`."""
+        return self.network(self.x) if self.method == "forward" else self.network.ask(self.method, self.x)
+
+    def step(self, loss: Tensor) -> Operations:
+        """See `Descent.step`."""
+        self._gradient = self.network.gradient(loss, self.names)
+        return self.network.step(self._gradient, self.names)
+
+    def finish(self) -> Operations:
+        """See `Descent.finish`: nothing."""
+        return ()
+
+    def gradient(self) -> NamedGradient:
+        """See `Descent.gradient`."""
+        return self._gradient
+
+
+def descend(
+    network: Network,
+    x: Tree,
+    objective: Callable[[Any], Sequence[Tensor]],
+    updates: int = 1,
+    *,
+    method: str = "forward",
+) -> Descended:
+    """Take ``updates`` steps down ∇objective on the same samples, the last of them when it is committed.
+
+    Args:
+        network: In `Network.training`, inside `all_or_nothing`.
+        x: Prepared inputs.
+        objective: Turns what the model returns into the loss to descend and any others to report.
+        updates: The number of steps.
+        method: Which method of the model passes the samples.
+
+    Raises:
+        NotFinite: If a loss or a gradient is not finite.
+    """
+    table = fast_table("DESCENTS") if updates > 1 and method == "forward" else {}
+    offers = [offer for kind, offer in table.items() if isinstance(network.model, kind)]
+    found: list[Descent | None] = [offer(network, x) for offer in offers]
+    descent: Descent = next(filter(None, found), PlainDescent(network, x, method))
+    operations: Operations = ()
+    if updates > 1:
+        network.save_parameters()
+    for _ in range(updates):
+        run(operations)
+        losses = objective(descent.forward())
+        values = [finite(loss) for loss in losses]
+        operations = descent.step(losses[0])
+    return Descended(values, chain(operations, descent.finish()), descent.gradient)

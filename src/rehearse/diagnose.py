@@ -1,0 +1,67 @@
+"""Diagnosis: which stored samples a step on a batch would interfere with, and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import InvalidInput
+from .memory import Memory
+from .random import numpy_generator
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Stored samples by interference, highest first: the loss of each now, after a step on the batch, the difference.
+
+    ``interference`` is MI-1 of the paper, ℓ(f_θᵛ(x), y) − ℓ(f_θ(x), y): positive where the step would do harm.
+    """
+
+    incoming_loss: float
+    slots: Tensor
+    y: Tensor
+    task: Tensor
+    before: Tensor
+    after: Tensor
+    interference: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.slots)
+
+    def by(self, name: Literal["class", "task"]) -> dict[int, tuple[int, float]]:
+        """Return the number of samples and their mean interference, for each class or task.
+
+        Raises:
+            InvalidInput: If ``name`` is neither, or the targets are not class labels.
+        """
+        if name not in ("class", "task"):
+            raise InvalidInput(f"samples are grouped by 'class' or 'task', not by {name!r}")
+        groups = self.y if name == "class" else self.task
+        if groups.ndim != 1 or groups.is_floating_point():
+            raise InvalidInput("these targets are no class labels; group by 'task', or use y and interference yourself")
+        return {
+            int(group): (int((groups == group).sum()), float(self.interference[groups == group].mean()))
+            for group in torch.unique(groups)
+        }
+
+
+def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: int | None) -> Tensor:
+    """Return the slots to diagnose: all, or a fixed draw of ``limit``, the same every time.
+
+    Raises:
+        InvalidInput: If there are none, or ``limit`` is not a positive number.
+    """
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise InvalidInput(f"limit is {limit!r}; it must be a positive number of samples, or None for all")
+    if not memory.eligible(exclude_task):
+        raise InvalidInput("there are no stored samples (of other tasks) to interfere with yet")
+    slots = memory.slots(exclude_task=exclude_task)
+    if limit is not None and limit < len(slots):
+        drawn = numpy_generator(0, "diagnose").choice(len(slots), limit, replace=False)
+        slots = slots[torch.from_numpy(np.sort(drawn))]
+    return slots

@@ -1,0 +1,175 @@
+"""Engine: what a replay learner asks of a network. `Plain` is the reference for every engine in `fast/`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from .batch import Batch, Tree, tree_concatenate, tree_leaves
+from .batchnorm import BatchNormPolicy
+from .errors import InvalidInput
+from .heads import find_head
+from .losses import Loss
+from .network import NamedGradient, Network, VirtualStep, finite
+from .undo import Operations
+
+Layers = Literal["all", "head"]
+
+
+class Gradient(Protocol):
+    """A gradient that only the engine that made it can read."""
+
+    def plus(self, other: Any, weight: float = 1.0) -> Any:
+        """Return self + weight × other."""
+
+    def norm(self) -> float:
+        """Return the Euclidean norm, or an upper bound of it."""
+
+
+class Passed(NamedTuple):
+    """A training pass: the mean loss, its gradient, the logits; for two batches in one pass also the second loss."""
+
+    loss: float
+    gradient: Any
+    logits: Tensor
+    replayed_loss: float | None = None
+
+
+class Engine(Protocol):
+    """Computes gradients, losses before and after the virtual step, and steps."""
+
+    def gradient(self, batch: Batch, *, replayed: bool) -> Passed:
+        """Pass a batch in train mode and differentiate its mean loss."""
+
+    def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
+        """Pass both batches at once and differentiate mean ℓ(incoming) + weight × mean ℓ(replayed)."""
+
+    def losses(
+        self, batch: Batch, gradient: Any, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
+    ) -> tuple[Tensor, Tensor]:
+        """Return ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value per sample."""
+
+    def pass_through(self, batch: Batch) -> None:
+        """Pass a batch as `losses` does under θ, for the batch-norm statistics that the pass leaves."""
+
+    def step(self, gradient: Any) -> Operations:
+        """Prepare the optimizer's step; what remains to be done is for the caller's commit."""
+
+
+class Plain:
+    """The engine for every model and optimizer."""
+
+    def __init__(
+        self, network: Network, loss: Loss, batchnorm: BatchNormPolicy, prepare: Callable[[Tree], Tree] | None = None
+    ) -> None:
+        """Combine a network with a loss.
+
+        Args:
+            network: The network to train.
+            loss: Returns one value per sample.
+            batchnorm: Receives the buffers that scoring moved, if it asks for them.
+            prepare: Turns the inputs of batches into the model's; by default ``network.prepare``.
+        """
+        self.network, self.loss, self.batchnorm = network, loss, batchnorm
+        self.prepare = prepare or network.prepare
+        self._offers = [offer for kind, offer in fast_table("ENGINES").items() if isinstance(network.model, kind)]
+
+    def fastest(self, x: Tree) -> Engine:
+        """Return the engine to use for inputs like these and the model as it is now."""
+        return next(filter(None, [offer(self, x) for offer in self._offers]), self)
+
+    def gradient(self, batch: Batch, *, replayed: bool) -> Passed:
+        """See `Engine.gradient`."""
+        batch = batch.to(self.network.device)
+        logits = self.network(self.prepare(batch.x))
+        loss = self.loss(logits, batch, replayed).mean()
+        return Passed(finite(loss), self.network.gradient(loss), logits.detach())
+
+    def virtual_gradient(self, batch: Batch) -> Passed:
+        """Do the same as `gradient` for a batch of the stream, and leave the model's buffers as they are."""
+        batch, seen = batch.to(self.network.device), list[Tensor]()
+
+        def mean_loss(logits: Tensor) -> Tensor:
+            seen.extend([logits.detach(), self.loss(logits, batch, False).mean()])
+            return seen[1]
+
+        gradient = self.network.virtual_gradient(self.prepare(batch.x), mean_loss)
+        return Passed(finite(seen[1]), gradient, seen[0])
+
+    def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
+        """See `Engine.joint_gradient`."""
+        incoming, replayed = incoming.to(self.network.device), replayed.to(self.network.device)
+        logits = self.network(self.prepare(joined(incoming, replayed).x))
+        first = self.loss(logits[: len(incoming)], incoming, False).mean()
+        second = self.loss(logits[len(incoming) :], replayed, True).mean()
+        gradient = self.network.gradient(first + weight * second)
+        return Passed(finite(first), gradient, logits[: len(incoming)].detach(), finite(second))
+
+    def losses(
+        self, batch: Batch, gradient: NamedGradient, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
+    ) -> tuple[Tensor, Tensor]:
+        """See `Engine.losses`. Without dropout; batch-norm uses the statistics of this batch."""
+        network, batch = self.network, batch.to(self.network.device)
+        x = self.prepare(batch.x)
+        versions = [leaf._version for leaf in tree_leaves(x)]
+        with network.looking("scoring"):
+            tensors = network.twin.tensors()
+            if layers == "head":
+                before, after = self._logits_of_head(x, tensors, gradient, virtual_step)
+            else:
+                before = network(x, tensors, network.precision.scoring)
+                if [leaf._version for leaf in tree_leaves(x)] != versions:
+                    raise InvalidInput("the model changes its inputs in place; let it work on a copy")
+                ahead = network.twin.tensors() | network.look_ahead(gradient, virtual_step)
+                after = network(x, ahead, network.precision.scoring)
+            if self.batchnorm.follows_scoring:
+                self.batchnorm.scored(network.model, tensors)
+            return self.loss(before, batch, True), self.loss(after, batch, True)
+
+    def pass_through(self, batch: Batch) -> None:
+        """See `Engine.pass_through`."""
+        x = self.prepare(batch.to(self.network.device).x)
+        with self.network.looking("scoring"):
+            tensors = self.network.twin.tensors()
+            self.network(x, tensors, self.network.precision.scoring)
+            if self.batchnorm.follows_scoring:
+                self.batchnorm.scored(self.network.model, tensors)
+
+    def _logits_of_head(
+        self, x: Tree, tensors: dict[str, Tensor], gradient: NamedGradient, virtual_step: VirtualStep
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits before and after a virtual step of the last layer alone: one pass through the body."""
+        name, _ = find_head(self.network.model)
+        before, features = self.network.logits_and_features(x, tensors, name, self.network.precision.scoring)
+        keys = [f"{name}.{key}".lstrip(".") for key in ("weight", "bias")]
+        own = NamedGradient({key: gradient[key] for key in keys if key in gradient})
+        ahead = tensors | self.network.look_ahead(own, virtual_step)
+        now, then = ([of[key].to(features.dtype) for key in keys if key in of] for of in (tensors, ahead))
+        if not torch.equal(linear(features, *now).to(before.dtype), before):
+            raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
+        return before, linear(features, *then)
+
+    def step(self, gradient: NamedGradient) -> Operations:
+        """See `Engine.step`."""
+        return self.network.step(gradient)
+
+
+def joined(first: Batch, second: Batch) -> Batch:
+    """Return the inputs and targets of two batches as one batch."""
+    return Batch(tree_concatenate([first.x, second.x]), torch.cat([first.y, second.y]))
+
+
+def fast_table(table: str) -> dict[type[nn.Module], Callable[..., Any]]:
+    """Return what may offer something faster, by kind of model; nothing if ``REHEARSE_FAST=0``, or without `fast/`."""
+    try:
+        from . import fast
+    except ImportError:
+        return {}
+    found: dict[type[nn.Module], Callable[..., Any]]
+    found = {} if os.environ.get("REHEARSE_FAST") == "0" else getattr(fast, table)
+    return found

@@ -1,0 +1,198 @@
+"""Codes as they are stored: the autoencoder that reads and writes them, and in how many bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ...errors import CheckpointError, InvalidInput
+from ...network import Network
+
+CodeType = Literal["float32", "float16", "uint8"]
+Statistics = Literal["running", "batch"]
+LEVELS = 255  # steps between the lowest and the highest value that a byte can hold
+
+
+@dataclass(frozen=True)
+class Codec:
+    """An autoencoder as it was: what the stored codes were made with, and what they are read with.
+
+    As long as it stays, everything that the classifier sees (incoming, replayed and predicted samples) has gone
+    through the same encoder and decoder, in the same number of bits, always in float32.
+
+    Attributes:
+        network: The autoencoder.
+        tensors: Its parameters and buffers as they were.
+        codes: The dtype that codes are stored in. As ``uint8`` each channel has a scale and an offset of its own, for
+            all samples; `calibrated_on` sets them, and what lies beyond is clipped.
+        statistics: Which statistics batch-norm uses: the ``running`` ones, or those of the ``batch``, as in the
+            reference implementation, whose predictions then depend on what is predicted together.
+        low: The lowest value of each channel, for bytes.
+        step: The distance between two bytes of each channel.
+    """
+
+    network: Network
+    tensors: Mapping[str, Tensor]
+    codes: CodeType = "float32"
+    statistics: Statistics = "running"
+    low: Tensor = field(default_factory=lambda: torch.zeros(()))
+    step: Tensor = field(default_factory=lambda: torch.zeros(()))
+
+    @classmethod
+    def of(cls, network: Network, codes: CodeType, statistics: Statistics) -> Codec:
+        """Return the present autoencoder as a codec.
+
+        Raises:
+            InvalidInput: If an argument is not one of the known ones.
+        """
+        for name, value, choice in (("codes", codes, CodeType), ("statistics", statistics, Statistics)):
+            if value not in get_args(choice):
+                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(get_args(choice))}")
+        return cls(network, network.frozen(), codes, statistics)
+
+    def renewed(self) -> Codec:
+        """Return the same with the autoencoder as it is now; bytes need to be calibrated again."""
+        return Codec(self.network, self.network.frozen(), self.codes, self.statistics)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether bytes have their scale; other codes need none."""
+        return self.codes != "uint8" or self.step.ndim > 0
+
+    def calibrated_on(self, parts: Iterable[Tensor]) -> Codec:
+        """Return a codec whose bytes cover the codes of these inputs."""
+        if self.codes != "uint8":
+            return self
+        floats = [self._encoded(part) for part in parts]
+        low = torch.stack([part.amin(_all_but_channels(part)) for part in floats]).amin(0)
+        high = torch.stack([part.amax(_all_but_channels(part)) for part in floats]).amax(0)
+        return replace(self, low=low, step=((high - low) / LEVELS).clamp_min(torch.finfo(low.dtype).tiny))
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Return the codes of inputs, as they are stored."""
+        if not self.calibrated:
+            raise InvalidInput("codes of 8 bits need a scale first: train on a task, or calibrate on some inputs")
+        floats = self._encoded(x)
+        if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
+            raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
+        if self.codes == "uint8":
+            low, step = _by_channel(self.low, floats), _by_channel(self.step, floats)
+            return ((floats - low) / step).round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
+        stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
+        if not bool(stored.isfinite().all()):
+            raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
+        return stored.contiguous().cpu()
+
+    def floats(self, stored: Tensor) -> Tensor:
+        """Return stored codes as numbers to compute with."""
+        like = next(iter(self.tensors.values()))
+        floats = stored.to(like.device, like.dtype)
+        if self.codes == "uint8":
+            floats = floats * _by_channel(self.step, floats) + _by_channel(self.low, floats)
+        return floats
+
+    def decode(self, floats: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return inputs from codes given as numbers; differentiable in them. Inside `looking`."""
+        return self._ask("decode", floats, dtype)
+
+    def read(self, stored: Tensor) -> Tensor:
+        """Return inputs from codes as they are stored."""
+        with self.looking():
+            return self.decode(self.floats(stored))
+
+    def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes of inputs as they are stored, and what can be read from those."""
+        stored = self.encode(x)
+        rebuilt = self.read(stored)
+        check_rebuilt(x, rebuilt)
+        return stored, rebuilt
+
+    def rebuild(self, x: Tensor) -> Tensor:
+        """Return what can be read from the codes of inputs; as long as bytes have no scale, from codes as floats."""
+        if self.calibrated:
+            return self.through(x)[1]
+        codes = self._encoded(x)
+        with self.looking():
+            return self.decode(codes)
+
+    def looking(self) -> AbstractContextManager[None]:
+        """Set the autoencoder's twin to the mode in which codes are made and read."""
+        return self.network.looking("evaluation" if self.statistics == "running" else "scoring")
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the autoencoder, without which no code can be read."""
+        held = [*self.tensors.values(), *([self.low, self.step] if self.codes == "uint8" else [])]
+        return sum(value.numel() * value.element_size() for value in held)
+
+    def to(self, device: torch.device | str) -> Codec:
+        """Return the codec on another device."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return replace(self, tensors=tensors, low=self.low.to(device), step=self.step.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `loaded` takes."""
+        kinds = {"codes": self.codes, "statistics": self.statistics}
+        return {"tensors": dict(self.tensors), "low": self.low, "step": self.step, **kinds}
+
+    def loaded(self, state: dict[str, Any]) -> Codec:
+        """Return the codec of a state.
+
+        Raises:
+            CheckpointError: If it stores codes in another way.
+        """
+        for name, own in (("codes", self.codes), ("statistics", self.statistics)):
+            if state[name] != own:
+                raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
+        own_shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
+        if {name: tensor.shape for name, tensor in state["tensors"].items()} != own_shapes:
+            raise CheckpointError("the saved codes were made by another autoencoder")
+        loaded = replace(self, tensors=dict(state["tensors"]), low=state["low"], step=state["step"])
+        return loaded.to(self.network.device)
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        with self.looking():
+            floats = self._ask("encode", x, torch.float32)
+        check_codes(x, floats)
+        return floats
+
+    def _ask(self, method: str, x: Tensor, dtype: torch.dtype) -> Tensor:
+        tensors = self.tensors
+        if self.statistics == "batch":  # a pass would move them
+            buffers = {name for name, _ in self.network.model.named_buffers()}
+            tensors = {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
+        coded: Tensor = self.network.ask(method, x, tensors, dtype)
+        return coded
+
+
+def check_codes(x: Tensor, codes: Any) -> None:
+    """Refuse what an encoder made of these inputs if it cannot be stored and searched."""
+    if not isinstance(codes, Tensor) or not codes.is_floating_point() or codes.ndim < 2 or len(codes) != len(x):
+        found = tuple(codes.shape) if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
+        raise InvalidInput(
+            "the autoencoder must encode inputs as one tensor of floats, a row of one or more numbers for each input; "
+            f"of {len(x)} inputs it makes {found}"
+        )
+
+
+def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
+    """Refuse what a decoder gave back for these inputs if it is something else than inputs."""
+    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
+        found = (
+            f"with shape {tuple(rebuilt.shape)}" if isinstance(rebuilt, Tensor) else f"as a {type(rebuilt).__name__}"
+        )
+        raise InvalidInput(f"inputs of shape {tuple(x.shape)} come back from the autoencoder {found}")
+
+
+def _all_but_channels(codes: Tensor) -> list[int]:
+    return [0, *range(2, codes.ndim)]
+
+
+def _by_channel(values: Tensor, codes: Tensor) -> Tensor:
+    """One value a channel, in the shape that fits codes."""
+    return values.view(1, -1, *[1] * (codes.ndim - 2))

@@ -1,0 +1,413 @@
+"""Algorithm 3: a memory of compressed codes, retrieved at random (AE) or by interference (AE-MIR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import chain
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ...batch import Batch, Step, Tree, checked_inputs, tree_parts
+from ...batchnorm import Clean
+from ...checks import check_positive, check_second, check_switches, check_task, is_number, one_tensor
+from ...engine import Layers, Passed, Plain
+from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ...latent import View
+from ...losses import as_loss, at_least_float32
+from ...memory import Memory
+from ...network import NamedGradient, Network, VirtualStep, finite
+from ...random import RandomState, borrowed
+from ...undo import Restore, all_or_nothing, run
+from ..base import Learner
+from .codec import Codec, CodeType, Statistics
+from .coded import CodedMemory, Refresh, Schedule
+from .search import CodeSearch, check_search
+from .update import Form, renewed
+
+
+class CodeReplay(Learner):
+    """Replay from a memory of codes (AE), and with a `CodeSearch` AE-MIR (Algorithm 3 of the paper).
+
+        θ_ae ← Adam(MSE)                        ``autoencoder_epochs`` over the task, given to `begin_task`
+        θᵛ   ← θ − α ∇ℓ(B_n)                    the virtual step, for the search alone
+        h, B̃_n ← Encode(B_n), Decode(h)         what arrives is autoencoded
+        B_M  ← the stored codes to recall, decoded
+        M    ← UpdateMemory(h)
+        θ    ← SGD(B̃_n ∪ B_M, α)                [(1 − s) Σ ℓ(B̃_n) + s Σ ℓ(B_M)] / (|B̃_n| + |B_M|),  s = ``replay_share``
+
+    The memory holds codes (any `Memory`; their dtype is ``codes``). The autoencoder learns from what arrives together
+    with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each epoch
+    or each task (``refresh``), every code is read with the old autoencoder and written with the new one. Without
+    `begin_task`, or without tasks, it takes ``autoencoder_epochs`` steps on each batch as it comes, and the codes are
+    brought up to date after 2, 4, 8, … and then every ``refresh_every`` batches.
+
+    ``autoencode_incoming`` and ``autoencode_test`` say whether the classifier sees what arrives, and what it is asked
+    about, through the autoencoder; ``autoencode_virtual`` the same for the batch of the virtual step. Incoming and
+    recalled rows pass the classifier together. ``copies`` recalls so many times fewer codes, each so many times.
+
+    Differs from the authors' program: the first task is autoencoded like all others; all that the classifier sees has
+    gone through one and the same autoencoder, which does not move while the classifier learns; recalled codes are
+    distinct (``copies=10`` for ten codes ten times); batch-norm of the autoencoder uses running statistics outside its
+    training (``statistics="batch"``: those of what passes together); no slot is left out when codes are brought up to
+    date. ``forward_passes`` counts rows through the classifier, the encoder or the decoder.
+    """
+
+    memory: Memory
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        autoencoder: nn.Module,
+        autoencoder_optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        *,
+        search: CodeSearch | None = None,
+        budget: int = 100,
+        copies: int = 1,
+        updates: int = 1,
+        replay_share: float = 0.5,
+        autoencoder_epochs: int = 5,
+        autoencoder_budget: int = 100,
+        autoencoder_batch: int = 10,
+        autoencode_incoming: bool = True,
+        autoencode_test: bool = True,
+        autoencode_virtual: bool = True,
+        codes: CodeType = "float32",
+        statistics: Statistics = "running",
+        refresh: Refresh = "epoch",
+        refresh_every: int = 100,
+        snapshot_every: int = 100,
+        exclude_current_task: bool = True,
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Build a learner around a classifier and an autoencoder.
+
+        Args:
+            classifier: Any classifier; see `Network`.
+            optimizer: Of the classifier.
+            autoencoder: A module with ``encode`` and ``decode``; see `latent.Autoencoder`.
+            autoencoder_optimizer: Of the autoencoder; the paper has Adam.
+            memory: Stores the codes.
+            search: How codes are retrieved; None draws at random.
+            budget: The number of samples to replay.
+            copies: Replay ``budget / copies`` codes, each so many times.
+            updates: Steps of the classifier per incoming batch.
+            replay_share: The share s of the replayed samples in the loss.
+            autoencoder_epochs: Passes over a task's inputs in `begin_task`.
+            autoencoder_budget: Codes replayed in a step of the autoencoder.
+            autoencoder_batch: Inputs of the task in a step of the autoencoder.
+            autoencode_incoming: Whether the classifier sees incoming samples through the autoencoder.
+            autoencode_test: Whether it sees what it predicts through the autoencoder.
+            autoencode_virtual: The same for the batch of the virtual step.
+            codes: The dtype of stored codes.
+            statistics: Which statistics the autoencoder's batch-norm uses outside its training.
+            refresh: Whether codes are brought up to date after each ``epoch`` or each ``task``.
+            refresh_every: Batches between updates of the codes if tasks are not prepared.
+            snapshot_every: Batches between snapshots of the classifier if tasks are unknown.
+            exclude_current_task: Whether codes of the incoming batch's task are not replayed.
+            prepare: Turns inputs into those of both networks.
+            precision: See `precision`.
+            clip: The largest norm of each gradient.
+            seed: Of all random numbers but the memory's.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+            InvalidType: If an argument is of the wrong type.
+        """
+        shared: dict[str, Any] = {"precision": precision, "clip": clip}
+        network = Network(classifier, optimizer, prepare=prepare, random=RandomState(seed), **shared)
+        random = RandomState(seed, "autoencoder")
+        coding = Network(autoencoder, autoencoder_optimizer, random=random, name="autoencoder", **shared)
+        check_second(autoencoder, "autoencoder", ("encode", "decode"))
+        if not isinstance(memory, Memory):
+            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
+        check_positive(
+            budget=budget,
+            copies=copies,
+            updates=updates,
+            autoencoder_epochs=autoencoder_epochs,
+            autoencoder_budget=autoencoder_budget,
+            autoencoder_batch=autoencoder_batch,
+            refresh_every=refresh_every,
+            snapshot_every=snapshot_every,
+        )
+        if budget % copies:
+            raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
+        if not is_number(replay_share) or not 0 <= replay_share <= 1:
+            raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
+        if refresh not in get_args(Refresh):
+            raise InvalidInput(f"refresh is {refresh!r}; it must be {' or '.join(get_args(Refresh))}")
+        check_switches(
+            autoencode_incoming=autoencode_incoming,
+            autoencode_test=autoencode_test,
+            autoencode_virtual=autoencode_virtual,
+            exclude_current_task=exclude_current_task,
+        )
+        if search is not None:
+            check_search(search, budget // copies)
+        super().__init__(network, as_loss(None), memory=memory)
+        self.plain = Plain(network, self.loss, Clean(), prepare=lambda x: x)  # inputs are prepared here
+        self.search = search
+        self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
+        self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
+        self.autoencode_virtual = autoencode_virtual
+        self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
+        schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
+        self.coded = CodedMemory(memory, coding, Codec.of(coding, codes, statistics), schedule, seed)
+        self.previous: dict[str, Tensor] | None = None  # θ′, for the search alone
+        self._batches_since_snapshot = 0
+
+    @property
+    def autoencoder(self) -> nn.Module:
+        """The autoencoder."""
+        return self.coded.network.model
+
+    @property
+    def autoencoder_optimizer(self) -> torch.optim.Optimizer:
+        """The autoencoder's optimizer."""
+        return self.coded.network.optimizer
+
+    @property
+    def codec(self) -> Codec:
+        """What reads and writes the codes now."""
+        return self.coded.now.codec
+
+    @property
+    def samples_passed(self) -> int:
+        """The number of samples passed so far through the classifier, the encoder or the decoder."""
+        return sum(network.samples_passed for network in self._networks())
+
+    # --------------------------------------------------------------------------------------------- the classifier
+
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+        """Learn from the autoencoded batch and from decoded codes, then store its codes; see `Learner.observe`."""
+        incoming, memory, coded = self._accept(x, y, task, id), self.memory, self.coded
+        prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
+        with self.lock, all_or_nothing(*self._networks(), memory, coded, self) as commit:
+            with self.network.training():
+                batch = self._enter(incoming, prepared)
+                codes, rebuilt = coded.now.codec.through(batch.x)  # h, B̃_n
+                seen = replace(batch, x=rebuilt if self.autoencode_incoming else batch.x)
+                virtual = replace(batch, x=rebuilt if self.autoencode_virtual else batch.x)
+                stored = replace(incoming, x=codes)
+                columns = memory.check(stored)
+                update = None if prepared else coded.update_if_due(batch.x)
+                for remaining in reversed(range(self.updates)):
+                    replayed = self._retrieve(incoming, codes, virtual)  # B_M
+                    losses, gradient = self._pass_batch(seen, replayed)
+                    if remaining:
+                        self.network.save_parameters()
+                        run(self.network.step(gradient))
+                step = self.network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
+            if update is not None:
+                stored = replace(stored, x=update.code(codes))
+            coded.write(update)
+            memory.keep(stored, columns)  # M ← UpdateMemory(h)
+            batches = coded.now.unprepared_batches + (not prepared)
+            coded.now = replace(coded.now, input=Form.of(incoming.x), unprepared_batches=batches)
+            self._batches_since_snapshot += 1
+            progress = self.progress.after(incoming, self.updates)
+            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+        return Step(*losses, replayed)
+
+    def end_task(self) -> None:
+        """Take a snapshot: θ′ ← θ."""
+        with self.lock:
+            if self._batches_since_snapshot:
+                self._take_snapshot()
+
+    def _enter(self, incoming: Batch, prepared: bool) -> Batch:
+        """Take a snapshot if one is due, train the autoencoder if the task was not prepared, prepare the inputs."""
+        known = isinstance(incoming.task, int)
+        begins = known and self.task is not None and incoming.task != self.task
+        if (begins if known else self._batches_since_snapshot >= self.snapshot_every) and self._batches_since_snapshot:
+            self._take_snapshot()
+        x = self._inputs(incoming.x)
+        if not prepared:
+            self.coded.train_on(x, self.memory.slots(self._excluded(incoming.task)))
+        return Batch(x, incoming.y.to(self.device))
+
+    def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[tuple[float, float | None], NamedGradient]:
+        """Return the losses of B̃_n and B_M, and the gradient of their weighted sum."""
+        n = len(seen)
+        logits = self.network(seen.x if replayed is None else torch.cat([seen.x, replayed.x]))
+        loss = incoming = self.loss(logits[:n], seen, False).mean()
+        second = None
+        if replayed is not None:
+            of_replayed = self.loss(logits[n:], replayed, True).mean()
+            m, share, second = len(replayed), self.replay_share, finite(of_replayed)
+            loss = ((1 - share) * n * incoming + share * m * of_replayed) / (n + m)
+        return (finite(incoming), second), self.network.gradient(loss)
+
+    # --------------------------------------------------------------------------------------------- what to replay
+
+    def _retrieve(self, incoming: Batch, codes: Tensor, virtual: Batch) -> Batch | None:
+        """Return B_M: stored samples with decoded inputs, or None if there are none."""
+        excluded = self._excluded(incoming.task)
+        if not self.memory.eligible(excluded):
+            return None
+        distinct = self.budget // self.copies
+        if self.search is None:
+            stored = self.memory.sample(distinct, exclude_task=excluded)
+        else:
+            stored = self._interfered(self.search, codes, virtual, excluded, distinct)
+        replayed = self._readable(stored)
+        return replayed if self.copies == 1 else replayed.take(torch.arange(len(stored)).repeat(self.copies))
+
+    def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
+        """Return the stored codes nearest to where the search from the incoming ones leads."""
+        network, dtype = self.network, self.network.precision.scoring
+        gradient = self.plain.virtual_gradient(virtual).gradient
+        with network.looking("scoring"), self.codec.looking():
+            before, after = network.twin.tensors(), network.twin.tensors() | network.look_ahead(gradient)
+            if self.previous is not None:  # a pass moves the buffers
+                buffers = {name for name, _ in self.model.named_buffers()}
+                before = {name: t.clone() if name in buffers else t for name, t in self.previous.items()}
+            views = View(network, before, dtype), View(network, after, dtype)
+            try:
+                return search.retrieve(self.memory, self.codec, codes, *views, excluded, count)
+            except RehearseError:
+                raise
+            except (RuntimeError, ValueError) as problem:
+                raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
+
+    def _readable(self, stored: Batch) -> Batch:
+        x = self.codec.read(stored.x)
+        return Batch(x, stored.y.to(self.device), stored.task, stored.slots, stored.columns)
+
+    def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
+        return task if self.exclude_current_task else None
+
+    def _take_snapshot(self) -> None:
+        if self.search is not None:
+            self.previous = self.network.frozen()
+        self._batches_since_snapshot = 0
+
+    # --------------------------------------------------------------------------------------------- the autoencoder
+
+    def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int, int], None] | None = None) -> None:
+        """Train the autoencoder on the task, unless that has been done already; see `Learner.begin_task`."""
+        if data is None:
+            return
+        check_task(data, task)
+        if not len(data):
+            return
+        with self.lock:
+            self.coded.prepare(self._accepted_inputs(data.x), task, self._excluded(task), self._inputs, on_step)
+
+    def rebuild(self, x: Tree) -> Tensor:
+        """Return what is left of inputs after they have been stored: what the classifier learns from."""
+        return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
+
+    def reconstruction_errors(self, x: Tree) -> Tensor:
+        """Return the mean squared error of each input after it has been stored, on the scale of the classifier."""
+        return torch.cat([(after - x).square().flatten(1).double().mean(1) for x, after in self._rebuilt(x)])
+
+    def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
+        """Return prepared inputs, and what is left of them, part by part."""
+        with self._looking(), borrowed(self.network.random):
+            prepared = [self._inputs(part) for part in tree_parts(checked_inputs(x))]
+            return [(part, self.codec.rebuild(part)) for part in prepared]
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return the memory in bytes, beside what as many raw inputs would take; and what the search did."""
+        with self._looking():
+            found: dict[str, Any] = {"memory": self.coded.sizes()}
+            return found if self.search is None else found | {"search": self.search.report()}
+
+    def _store_known(self, known: Batch) -> None:
+        x = self._accepted_inputs(known.x)
+        logits = torch.cat([self._evaluate(part) for part in tree_parts(x)])
+        if not bool(self.loss(logits, known.to(self.device), False).isfinite().all()):
+            raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
+        codec, inputs = self.codec, self._inputs(x)
+        if not codec.calibrated:
+            codec = renewed(codec, self.memory, inputs)
+        codes = replace(known, x=codec.encode(inputs))
+        columns = self.memory.check(codes)
+        with all_or_nothing(self.memory, self.coded) as commit:
+            self.memory.keep(codes, columns)
+            self.coded.now = replace(self.coded.now, codec=codec, input=Form.of(x))
+            commit(map(setattr, [self], ["progress"], [self.progress._replace(kind="classes")]))
+
+    def _evaluate(self, x: Tree) -> Tensor:
+        inputs = self._inputs(x)
+        if self.autoencode_test and len(inputs):
+            inputs = self.codec.rebuild(inputs)
+        with self.network.looking("evaluation"):
+            return at_least_float32(self.network(inputs, self.network.twin.tensors()))
+
+    def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
+        x = self._inputs(batch.x)
+        return plain.virtual_gradient(replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x))
+
+    def _look_ahead(self) -> tuple[VirtualStep, Layers]:
+        return "sgd", "all"
+
+    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+        incoming = super()._accept(x, y, task, id)
+        self._accepted_inputs(incoming.x)
+        return incoming
+
+    def _accepted_inputs(self, x: Tree) -> Tensor:
+        """Return inputs that are one tensor, and look like those before."""
+        x = checked_inputs(x)
+        with borrowed(self.network.random):
+            self._inputs(x[:1] if isinstance(x, Tensor) else x)
+        self.coded.check(x)
+        accepted: Tensor = x
+        return accepted
+
+    def _inputs(self, x: Tree) -> Tensor:
+        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, "autoencoder")
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def to(self, device: torch.device | str) -> CodeReplay:
+        """See `Learner.to`; the codec and the previous classifier move too."""
+        with self.lock:
+            super().to(device)
+            self.coded.now = replace(self.coded.now, codec=self.codec.to(device))
+            if self.previous is not None:
+                self.previous = {name: tensor.to(device) for name, tensor in self.previous.items()}
+        return self
+
+    def _networks(self) -> list[Network]:
+        return [self.network, self.coded.network]
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the previous classifier and what the search counted."""
+        previous, batches = self.previous, self._batches_since_snapshot
+        search = None if self.search is None else self.search.snapshot()
+
+        def restore() -> None:
+            self.previous, self._batches_since_snapshot = previous, batches
+            if search is not None:
+                search()
+
+        return restore
+
+    def _own_state(self) -> dict[str, Any]:
+        return self.coded.state_dict() | {
+            "previous": None if self.previous is None else dict(self.previous),
+            "batches_since_snapshot": self._batches_since_snapshot,
+            "search": None if self.search is None else self.search.state_dict(),
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        if (state["search"] is None) != (self.search is None):
+            saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
+            raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
+        self.coded.load_state_dict(state)
+        previous = state["previous"]
+        self.previous = None if previous is None else {name: tensor.clone() for name, tensor in previous.items()}
+        self._batches_since_snapshot = int(state["batches_since_snapshot"])
+        if self.search is not None:
+            self.search.load_state_dict(state["search"])

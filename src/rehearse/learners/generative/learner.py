@@ -1,0 +1,443 @@
+"""Algorithm 2: replay from a generator (GEN), and of what the coming step would damage (GEN-MIR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_parts
+from ...checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
+from ...descent import Descended, descend
+from ...errors import CheckpointError, InvalidInput
+from ...latent import Elbo, View
+from ...losses import as_loss, soft_cross_entropy
+from ...network import NamedGradient, Network
+from ...random import RandomState, borrowed
+from ...states import load_network_state, network_state
+from ...undo import Operations, all_or_nothing, run
+from ..base import Learner
+from .imagined import Imagined, Retrieved, check_generator, naming_the_search
+from .objectives import Objective, classifier_objective, generator_objective
+from .retrieval import LatentRetrieval, check_retrievals
+
+EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
+Tensors = Mapping[str, Tensor]
+
+
+class Previous(NamedTuple):
+    """Both networks as they were: θ′, and φ′ with γ′. Parameters and buffers by name; they never change."""
+
+    classifier: Tensors
+    generator: Tensors
+
+
+class Past(NamedTuple):
+    """What a learner holds of its past; replaced as a whole, so that an undo needs no copy."""
+
+    previous: Previous | None = None
+    """None before the first snapshot."""
+    batches: int = 0
+    """Batches since the snapshot."""
+    samples: int = 0
+    """Samples of the present task."""
+    gradients: tuple[NamedGradient | None, NamedGradient | None] = (None, None)
+    """Of the last steps, for retrievals with ``gradient="stale"``."""
+
+
+class GenerativeReplay(Learner):
+    """Generative replay (GEN; Shin et al. 2017), and with a `LatentRetrieval` GEN-MIR (Algorithm 2 of the paper).
+
+        θ′, φ′, γ′ ← θ, φ, γ                      at the end of a task; without tasks every ``snapshot_every`` batches
+        B_C ← Retrieve samples as per Eq. 2        for the classifier; without a retrieval plain samples
+        B_G ← Retrieve samples as per Eq. 3        for the generator; likewise
+        θ    ← SGD(B_n ∪ B_C, α)                   ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_C)
+        φ, γ ← SGD(B_n ∪ B_G, α)                   likewise of −ELBO with its KL part weighted by β
+
+    No sample is stored. ``memories`` samples per incoming sample are decoded by the previous generator and labeled by
+    the previous classifier's probabilities; there is no replay before the first snapshot. ``updates`` steps are taken
+    on each incoming batch, with one retrieval for all of them (``reuse``) or a new one for each. β grows with the rows
+    of the task, rows / ``warmup``, up to ``beta``.
+
+    Any classifier fits, and any generator with the surface of `rehearse.latent.Generator`. Incoming and replayed rows
+    pass together. In the search every network is in eval mode: interference is not to be the noise of dropout.
+
+    Differs from the authors' program: the look-ahead step is that of the incoming batch (theirs repeats the last step
+    on the previous one: ``gradient="stale"``); all points of a search are one batch, and the diversity term is over
+    all their pairs (theirs compares equal rows of successive rounds); labels are learned by cross-entropy without a
+    floor of 1e-5 for small probabilities. ``forward_passes`` counts rows through the classifier or the generator.
+    """
+
+    def __init__(
+        self,
+        classifier: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        generator: nn.Module,
+        generator_optimizer: torch.optim.Optimizer,
+        *,
+        classifier_retrieval: LatentRetrieval | None = None,
+        generator_retrieval: LatentRetrieval | None = None,
+        memories: int = 4,
+        updates: int = 1,
+        replay_weight: float = 1.0,
+        reuse: bool = True,
+        beta: float = 1.0,
+        warmup: int = 1000,
+        snapshot_every: int = 100,
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Build a learner around a classifier and a generator.
+
+        Args:
+            classifier: Any classifier; see `Network`.
+            optimizer: Of the classifier.
+            generator: A module with ``latent``, ``encode``, ``decode`` and ``loss``; see `latent.Generator`.
+            generator_optimizer: Of the generator.
+            classifier_retrieval: How B_C is found; None draws from the prior.
+            generator_retrieval: How B_G is found; None draws from the prior.
+            memories: Samples to imagine per incoming sample.
+            updates: Steps per incoming batch.
+            replay_weight: The weight of the imagined samples' mean loss.
+            reuse: Whether one retrieval serves all updates; if not, each has its own.
+            beta: The largest weight β of the KL part.
+            warmup: β grows with the samples of a task, as samples / ``warmup``.
+            snapshot_every: Batches between snapshots if tasks are unknown.
+            prepare: Turns inputs into those of both networks.
+            precision: See `precision`.
+            clip: The largest norm of each gradient.
+            seed: Of all random numbers.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+            InvalidType: If an argument is of the wrong type.
+        """
+        random = RandomState(seed)
+        network = Network(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        super().__init__(network, as_loss(None))
+        self.generator_network = Network(
+            generator, generator_optimizer, precision=precision, clip=clip, random=random, name="generator"
+        )
+        check_second(generator, "generator", ("latent", "encode", "decode", "loss"))
+        check_retrievals(classifier_retrieval, generator_retrieval)
+        check_switches(reuse=reuse)
+        check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
+        check_not_negative(replay_weight=replay_weight, beta=beta)
+        check_positive(latent=generator.latent)
+        self.latent: int = generator.latent  # type: ignore[assignment]
+        self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
+        self.memories, self.updates, self.replay_weight, self.reuse = memories, updates, replay_weight, reuse
+        self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
+        self.past = Past()
+        self._generator_checked = False  # on samples of the stream, when the first are there
+
+    @property
+    def generator(self) -> nn.Module:
+        """The generator."""
+        return self.generator_network.model
+
+    @property
+    def generator_optimizer(self) -> torch.optim.Optimizer:
+        """The generator's optimizer."""
+        return self.generator_network.optimizer
+
+    @property
+    def samples_passed(self) -> int:
+        """The number of samples passed forward so far through either network."""
+        return sum(network.samples_passed for network in self._networks())
+
+    @property
+    def present_beta(self) -> float:
+        """The weight of the KL part now: it grows from 0 in every task."""
+        return self._beta(self.past)
+
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+        """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
+        incoming = self._accept(x, y, task, id)
+        with self.lock, all_or_nothing(*self._networks(), *self._retrievals().values()) as commit:
+            batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
+            operations: Operations = ()
+            for updates in [self.updates] if self.reuse else [1] * self.updates:
+                self._run_early(operations)
+                with self.network.training(), self.generator_network.training():
+                    for_classifier = self._retrieve_for_classifier(batch, past)  # B_C, Eq. 2
+                    for_generator = self._retrieve_for_generator(batch, past)  # B_G, Eq. 3
+                    with naming_the_search(past.previous is not None and bool(self._retrievals())):
+                        first = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
+                        second = self._update_generator(batch, for_generator, updates, past)  # φ, γ ← SGD(B_n ∪ B_G, α)
+                operations = chain(first.operations, second.operations)
+                past = past._replace(gradients=self._stale(first, second))
+            progress, past = self.progress.after(incoming, self.updates), past._replace(batches=past.batches + 1)
+            commit(chain(operations, map(setattr, [self, self], ["progress", "past"], [progress, past])))
+        if for_classifier is None:
+            return Step(first.losses[0])
+        _, loss, replayed_loss = first.losses
+        return Step(loss, replayed_loss, for_classifier.batch(), for_classifier.scores())
+
+    def end_task(self) -> None:
+        """Take a snapshot: θ′, φ′, γ′ ← θ, φ, γ."""
+        with self.lock:
+            if self.past.batches:
+                self.past = self._taken(self.past)
+
+    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+        incoming = super()._accept(x, y, task, id)
+        with self.lock, borrowed(self.network.random):
+            first = self._inputs(incoming.x[:2] if isinstance(incoming.x, Tensor) else incoming.x)
+            if not self._generator_checked:
+                with self._looking():
+                    check_generator(self.generator_network, first, self.latent, searched=bool(self._retrievals()))
+                self._generator_checked = True
+        return incoming
+
+    def _prepared(self, incoming: Batch) -> Batch:
+        return Batch(self._inputs(incoming.x), incoming.y.to(self.device))
+
+    def _inputs(self, x: Tree) -> Tensor:
+        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, "generator")
+
+    # --------------------------------------------------------------------------------------------------- the past
+
+    def _entered(self, incoming: Batch) -> Past:
+        """Return the past as this batch finds it: with a new snapshot if one is due."""
+        past, known = self.past, isinstance(incoming.task, int)
+        begins = known and incoming.task != self.task
+        due = begins and self.task is not None if known else past.batches >= self.snapshot_every
+        past = self._taken(past) if due and past.batches else past
+        return past._replace(samples=len(incoming) + (0 if begins else past.samples))
+
+    def _taken(self, past: Past) -> Past:
+        return past._replace(previous=Previous(self.network.frozen(), self.generator_network.frozen()), batches=0)
+
+    def _beta(self, past: Past) -> float:
+        return min(past.samples / self.warmup, self.beta)
+
+    def _stale(self, first: Descended, second: Descended) -> tuple[NamedGradient | None, NamedGradient | None]:
+        """Return the last steps' gradients, where a retrieval asks for them."""
+        kept = [
+            done.gradient() if retrieval is not None and retrieval.gradient == "stale" else None
+            for retrieval, done in ((self.classifier_retrieval, first), (self.generator_retrieval, second))
+        ]
+        return kept[0], kept[1]
+
+    # --------------------------------------------------------------------------------------------------- retrieval
+
+    def _retrieve_for_classifier(self, batch: Batch, past: Past) -> Imagined | None:
+        """Return B_C: the points where θᵛ departs most from θ′ (Eq. 2), decoded and labeled."""
+        previous, retrieval, network = past.previous, self.classifier_retrieval, self.network
+        if previous is None or retrieval is None:
+            return None if previous is None else self._imagined(previous, self._prior(self.memories * len(batch)))
+        gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
+        network.twin.follow()
+        ahead, dtype = retrieval.view_ahead(network, gradient), network.precision.scoring
+        tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
+        decoder = View(self.generator_network, previous.generator, self.generator_network.precision.scoring)
+        objective = classifier_objective(retrieval.coefficients, decoder, View(network, tensors, dtype), ahead)
+        return self._imagined(previous, *self._search(retrieval, objective, batch, previous))
+
+    def _retrieve_for_generator(self, batch: Batch, past: Past) -> Imagined | None:
+        """Return B_G: the points where φᵛ, γᵛ depart most from φ′, γ′ (Eq. 3), decoded."""
+        previous, retrieval, network = past.previous, self.generator_retrieval, self.generator_network
+        if previous is None:
+            return None
+        if retrieval is None:
+            return self._imagined(previous, self._prior(self.memories * len(batch)), labeled=False)
+        gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
+        network.twin.follow()
+        self.network.twin.follow()
+        snapshot, dtype = retrieval.reference == "snapshot", network.precision.scoring
+        ahead = retrieval.view_ahead(network, gradient)
+        before = View(network, previous.generator if snapshot else network.twin.tensors(), dtype)
+        tensors = previous.classifier if snapshot else self.network.twin.tensors()
+        classifier = View(self.network, tensors, self.network.precision.scoring)
+        objective = generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
+        z, interference = self._search(retrieval, objective, batch, previous)
+        if not retrieval.coefficients.reconstruction:
+            for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws of an earlier version (decision 0021)
+                self._prior(times * len(z))
+        return self._imagined(previous, z, interference, labeled=False)
+
+    def _search(
+        self, retrieval: LatentRetrieval, objective: Objective, batch: Batch, previous: Previous
+    ) -> tuple[Tensor, Tensor]:
+        """Return points of high objective and their interference. All networks are in eval mode: no dropout."""
+        start = self._prior if retrieval.init == "prior" else partial(self._codes, previous, batch.x)
+        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
+            return retrieval(objective, self.memories * len(batch), start, self._prior)
+
+    def _imagined(
+        self, previous: Previous, z: Tensor, interference: Tensor | None = None, labeled: bool = True
+    ) -> Imagined:
+        """Return X′ = g_γ′(z) with y_pre = f_θ′(X′); the generator needs no labels."""
+        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
+            x = View(self.generator_network, previous.generator).decode(z)
+            labels = View(self.network, previous.classifier).classify(x).exp() if labeled else x.new_empty(len(x), 0)
+        return Imagined(x, labels, interference)
+
+    def _codes(self, previous: Previous, x: Tensor, points: int) -> Tensor:
+        """Draw z ~ q_φ′(x), over and over the incoming samples."""
+        mean, log_variance = View(self.generator_network, previous.generator).encode(x)
+        turns = points // len(x)
+        return mean.repeat(turns, 1) + (0.5 * log_variance).exp().repeat(turns, 1) * self._prior(points)
+
+    def _prior(self, points: int) -> Tensor:
+        like = next(self.generator.parameters())
+        return torch.randn(points, self.latent, device=like.device, dtype=like.dtype)
+
+    # ----------------------------------------------------------------------------------------------------- updates
+
+    def _update_classifier(self, batch: Batch, replayed: Imagined | None, updates: int) -> Descended:
+        """Descend mean ℓ(B_n) + replay_weight · mean ℓ(B_C); the losses are this sum and its parts."""
+        n = len(batch)
+
+        def objective(logits: Tensor) -> list[Tensor]:
+            first = self._mean_loss(batch, logits[:n])
+            if replayed is None:
+                return [first]
+            second = soft_cross_entropy(logits[n:], replayed.probabilities).mean()
+            return [first + self.replay_weight * second, first, second]
+
+        return descend(self.network, _joined(batch, replayed), objective, updates)
+
+    def _update_generator(self, batch: Batch, replayed: Imagined | None, updates: int, past: Past) -> Descended:
+        """Descend the same of −ELBO for B_n and B_G."""
+        n = len(batch)
+
+        def objective(bound: Elbo) -> list[Tensor]:
+            first = self._mean_bound(past, [values[:n] for values in bound])
+            if replayed is None:
+                return [first]
+            return [first + self.replay_weight * self._mean_bound(past, [values[n:] for values in bound])]
+
+        return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
+
+    def _run_early(self, operations: Operations) -> None:
+        """Run what is not the last round's, if anything: the undo then needs the parameters."""
+        if not self.reuse:
+            self.network.save_parameters()
+            self.generator_network.save_parameters()
+        run(operations)
+
+    def _mean_loss(self, batch: Batch, logits: Tensor) -> Tensor:
+        return self.loss(logits, batch, False).mean()
+
+    def _mean_bound(self, past: Past, bound: Any) -> Tensor:
+        return Elbo(*bound).total(self._beta(past)).mean()
+
+    # ------------------------------------------------------------------------------------------------- measurements
+
+    def generator_losses(self, x: Tree) -> Elbo:
+        """Return −ELBO of each sample in its two parts, in eval mode, with noise that is the same every time."""
+        parts = [Elbo(*self._ask_generator("loss", self._inputs(part))) for part in tree_parts(checked_inputs(x))]
+        return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+    def imagine(self, samples: int) -> Tensor:
+        """Return samples of the present generator, from the same points in latent space every time."""
+        check_positive(samples=samples)
+        with borrowed(RandomState(EVALUATION_SEED, "evaluation")):
+            z = self._prior(samples)
+        decoded: Tensor = self._ask_generator("decode", z)
+        return decoded
+
+    def reconstruct(self, x: Tree) -> Tensor:
+        """Return what the present generator makes of inputs, through the mean of their code."""
+        mean, _ = self._ask_generator("encode", self._inputs(checked_inputs(x)))
+        decoded: Tensor = self._ask_generator("decode", mean)
+        return decoded
+
+    def _ask_generator(self, method: str, x: Tensor) -> Any:
+        network = self.generator_network
+        with self._looking(), borrowed(RandomState(EVALUATION_SEED, "evaluation")), network.looking("evaluation"):
+            return network.ask(method, x, network.twin.tensors())
+
+    def retrieve(self, x: Tree, y: Any) -> Retrieved:
+        """Return what a step on this batch would replay, as the networks see it: Figures 2 and 3. Changes nothing."""
+        with self._looking():
+            batch = self._prepared(checked_batch(x, y))
+            restores = [network.snapshot() for network in self._networks()]
+            restores += [retrieval.snapshot() for retrieval in self._retrievals().values()]
+            try:
+                with self.network.training(), self.generator_network.training():
+                    found = [f(batch, self.past) for f in (self._retrieve_for_classifier, self._retrieve_for_generator)]
+            finally:
+                for restore in restores:
+                    restore()
+        inits = [None if one is None else one.init for one in (self.classifier_retrieval, self.generator_retrieval)]
+        shown = [None if one is None else one.shown(init) for one, init in zip(found, inits, strict=True)]
+        return Retrieved(batch.x, *shown)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """Return searches, fallbacks, and mean interference and entropy around a search, for both networks."""
+        reports = {name: retrieval.report() for name, retrieval in self._retrievals().items()}
+        return {"search": reports} if reports else {}
+
+    # --------------------------------------------------------------------------------------------------------- state
+
+    def grow(self, classes: int) -> int:
+        """See `Learner.grow`; a stale gradient of the head before does not fit any more."""
+        with self.lock:
+            added = super().grow(classes)
+            if added:
+                self.past = self.past._replace(gradients=(None, self.past.gradients[1]))
+            return added
+
+    def to(self, device: torch.device | str) -> GenerativeReplay:
+        """See `Learner.to`; the previous networks move too."""
+        with self.lock:
+            super().to(device)
+            previous, gradients = self.past.previous, self.past.gradients
+            if previous is not None:
+                previous = Previous(*({name: t.to(device) for name, t in tensors.items()} for tensors in previous))
+            moved = [
+                None if one is None else NamedGradient({n: t.to(device) for n, t in one.items()}) for one in gradients
+            ]
+            self.past = self.past._replace(previous=previous, gradients=(moved[0], moved[1]))
+        return self
+
+    def _networks(self) -> list[Network]:
+        return [self.network, self.generator_network]
+
+    def _retrievals(self) -> dict[str, LatentRetrieval]:
+        both = {"classifier": self.classifier_retrieval, "generator": self.generator_retrieval}
+        return {name: retrieval for name, retrieval in both.items() if retrieval is not None}
+
+    def _own_state(self) -> dict[str, Any]:
+        previous, *rest, gradients = self.past
+        return {
+            "generator": network_state(self.generator_network),
+            "previous": None if previous is None else [dict(tensors) for tensors in previous],
+            "counts": rest,
+            "gradients": [None if gradient is None else dict(gradient) for gradient in gradients],
+            "retrievals": {name: retrieval.state_dict() for name, retrieval in self._retrievals().items()},
+        }
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        if state["retrievals"].keys() != self._retrievals().keys():
+            searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
+            raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
+        load_network_state(self.generator_network, state["generator"])
+        previous, gradients = state["previous"], state["gradients"]
+        copies = None if previous is None else Previous(*({k: v.clone() for k, v in held.items()} for held in previous))
+        kept = [None if gradient is None else NamedGradient(gradient) for gradient in gradients]
+        batches, samples = map(int, state["counts"])
+        self.past = Past(copies, batches, samples, (kept[0], kept[1]))
+        for name, retrieval in self._retrievals().items():
+            retrieval.load_state_dict(state["retrievals"][name])
+
+
+def _joined(batch: Batch, replayed: Imagined | None) -> Tensor:
+    x: Tensor = batch.x
+    if replayed is None:
+        return x
+    if x.shape[1:] != replayed.x.shape[1:]:
+        raise InvalidInput(
+            f"inputs of this batch have shape {tuple(x.shape[1:])} per sample, those that the generator makes have "
+            f"{tuple(replayed.x.shape[1:])}"
+        )
+    return torch.cat([x, replayed.x])

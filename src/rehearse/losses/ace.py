@@ -1,0 +1,32 @@
+"""ER-ACE: a loss that treats incoming and replayed samples differently."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batch import Batch, Kind
+from .base import at_least_float32, class_targets, per_sample
+
+
+class AsymmetricCrossEntropy:
+    """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.
+
+        incoming   ℓ = −log ( exp(s_y) / Σ_{c ∈ C(B_n)} exp(s_c) )     over the classes of the incoming batch alone
+        replayed   ℓ = −log ( exp(s_y) / Σ_c exp(s_c) )                over all outputs
+
+    Differs from the source: replayed rows are judged over all outputs instead of all classes seen so far, so that the
+    loss needs no state; outputs of classes that never came are only ever pushed down.
+    """
+
+    kind: Kind | None = "classes"
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        logits = at_least_float32(logits)
+        y = batch.y.long() if replayed else class_targets(logits, batch.y)
+        if not replayed:
+            absent = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+            absent[y] = False
+            logits = logits.masked_fill(absent.view(-1, *[1] * (logits.ndim - 2)), -torch.inf)
+        return per_sample(F.cross_entropy(logits, y, reduction="none"), len(batch))

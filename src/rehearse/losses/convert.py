@@ -1,0 +1,104 @@
+"""Losses of torch and of users, as a `Loss`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..batch import Batch, Kind
+from ..errors import InvalidInput, InvalidType, RehearseError
+from .base import CrossEntropy, Loss, at_least_float32, class_targets, per_sample
+
+
+class _FromModule:
+    """One of torch's loss modules, asked for one value an element and averaged over what is not a row."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = copy.copy(module)
+        self._module.reduction = "none"  # type: ignore[assignment]
+        self._classes = isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
+        labels = isinstance(module, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss)
+        self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        logits, y = at_least_float32(logits), batch.y
+        if not self._classes:
+            y = _value_targets(logits, y)
+        elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape:
+            y = y.to(logits.dtype)  # a probability for each class
+        else:
+            y = y.long() if replayed else class_targets(logits, y)
+        return per_sample(_asked(self._module, logits, y), len(batch))
+
+
+class _FromCallable:
+    """A user's ``(logits, y)``. What the outputs mean is read off the targets."""
+
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._function = function
+        self.kind: Kind | None = None
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        values = _asked(self._function, at_least_float32(logits), batch.y)
+        n = len(batch)
+        if n > 1 and values.shape == (n, n) and logits.shape == (n, 1) and batch.y.shape == (n,):
+            raise InvalidInput(
+                f"the loss compares all {n} outputs with all {n} targets: outputs have shape ({n}, 1), targets ({n},); "
+                "give targets of shape (rows, 1), or squeeze the outputs in your loss"
+            )
+        return per_sample(values, n)
+
+
+class _FromFull:
+    """A user's ``(logits, batch, replayed)``."""
+
+    def __init__(self, function: Callable[[Tensor, Batch, bool], Tensor]) -> None:
+        self._function = function
+        self.kind: Kind | None = getattr(function, "kind", None)
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        return per_sample(_asked(self._function, at_least_float32(logits), batch, replayed), len(batch))
+
+
+def as_loss(loss: Any) -> Loss:
+    """Any of the accepted forms as a `Loss`; None is cross-entropy."""
+    if loss is None:
+        return CrossEntropy()
+    if isinstance(loss, nn.modules.loss._Loss):
+        return _FromModule(loss)
+    if isinstance(loss, type) or not callable(loss):
+        raise InvalidType(f"the loss must be callable, this is {loss!r}; use nn.CrossEntropyLoss(), for example")
+    if isinstance(loss, Loss):
+        return loss
+    try:
+        parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
+    except (TypeError, ValueError):
+        return _FromCallable(loss)
+    needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return _FromFull(loss) if len(needed) == 3 else _FromCallable(loss)
+
+
+def _asked(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """What the user's loss says, or a refusal in place of torch's complaint."""
+    try:
+        return function(*arguments)
+    except RehearseError:
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
+        raise InvalidInput(f"the loss cannot judge this batch: {problem}") from problem
+
+
+def _value_targets(logits: Tensor, y: Tensor) -> Tensor:
+    """Targets with the shape of the outputs: a model with one output may be given plain numbers."""
+    y = y.to(logits.dtype)
+    if y.shape != logits.shape:
+        if y.numel() != logits.numel() or len(y) != len(logits):
+            raise InvalidInput(
+                f"targets of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
+            )
+        y = y.reshape(logits.shape)
+    return y

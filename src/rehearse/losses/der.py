@@ -1,0 +1,60 @@
+"""DER++: a loss that also compares with stored logits."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch, Kind
+from ..errors import InvalidInput
+from .base import at_least_float32
+from .convert import as_loss
+
+DRAW: Final = "draw"
+"""A column of replayed batches: which of several draws a sample is of."""
+
+
+class DarkExperience:
+    """DER++ (Buzzega et al. 2020): memories are replayed with the logits that the network gave them when they came.
+
+        incoming   ℓ
+        replayed   α · mean_c (s_c − s̃_c)² + β · ℓ          s̃: the logits stored when the row arrived
+
+    with ℓ the ``loss``, cross-entropy unless said otherwise; β = 0 is DER. The mean is over the logits that were
+    stored: a head that has grown since has more outputs, of which the memory knows nothing.
+
+    Differs from the source: one replayed batch bears both terms. Recalled by `retrieval.Draws(…, 2)`, the first draw
+    bears the α term and the second the β term, as published.
+    """
+
+    def __init__(self, alpha: float = 0.1, beta: float = 0.5, loss: Any = None) -> None:
+        for name, weight in (("alpha", alpha), ("beta", beta)):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+                raise InvalidInput(f"{name} is {weight!r}; the weight of a term must not be negative")
+        self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
+        self.kind: Kind | None = self.loss.kind
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        if not replayed:
+            return self.loss(logits, batch, False)
+        distance = _distance(at_least_float32(logits), batch.columns["logits"])
+        error = self.loss(logits, batch, True)
+        if DRAW not in batch.columns:
+            return self.alpha * distance + self.beta * error
+        if int(batch.columns[DRAW].max()) > 1:
+            raise InvalidInput("DER++ has two terms, so at most two draws: Draws(retrieval, 2)")
+        # Each draw is half of the batch, and the mean over the batch is taken later.
+        return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
+
+    def columns(self, logits: Tensor) -> dict[str, Tensor]:
+        return {"logits": at_least_float32(logits.detach())}
+
+
+def _distance(logits: Tensor, stored: Tensor) -> Tensor:
+    """The mean squared distance of each row's logits from its stored ones; what was not stored (NaN) takes no part."""
+    logits = logits[:, : stored.shape[1]]
+    known = ~stored.isnan()
+    differences = logits - torch.where(known, stored, logits.detach())
+    return differences.square().flatten(1).sum(1) / known.flatten(1).sum(1).clamp(min=1)

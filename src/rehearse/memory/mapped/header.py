@@ -1,0 +1,83 @@
+"""The head of a file of rows, and the lock on it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ...errors import CheckpointError, InvalidInput
+
+MAGIC: Final = b"REHROWS\0"
+VERSION: Final = 1
+FIXED: Final = struct.Struct("<8sIIQ16sQ")  # magic, version, length of the layout's text, capacity, name, checksum
+COUNTER: Final = struct.Struct("<QQI")  # the last generation given out, the last confirmed, a checksum; rewritten
+PAGE: Final = 4096
+
+
+class Header:
+    """What stands before the rows: the layout, the file's own name, and the count of its checkpoints."""
+
+    def __init__(self, layout: str, capacity: int, name: bytes, last: int = 0, confirmed: int = 0) -> None:
+        self.layout, self.capacity, self.name = layout, capacity, name
+        self.last, self.confirmed = last, confirmed
+        self.size = -(-(FIXED.size + COUNTER.size + len(layout.encode())) // PAGE) * PAGE
+
+    def content(self) -> bytes:
+        text = self.layout.encode()
+        fixed = FIXED.pack(MAGIC, VERSION, len(text), self.capacity, self.name, self._checksum())
+        return fixed + counter(self.last, self.confirmed) + text
+
+    def _checksum(self) -> int:
+        return zlib.crc32(self.layout.encode() + self.name + struct.pack("<IQ", VERSION, self.capacity))
+
+    @classmethod
+    def read(cls, descriptor: int, path: Path) -> Header:
+        content = os.pread(descriptor, FIXED.size + COUNTER.size, 0)
+        if len(content) < FIXED.size + COUNTER.size or content[: len(MAGIC)] != MAGIC:
+            raise CheckpointError(f"{path} is not a file of a memory's rows")
+        _, version, length, capacity, name, checksum = FIXED.unpack_from(content)
+        last, confirmed, _ = COUNTER.unpack_from(content, FIXED.size)
+        if version > VERSION:
+            raise CheckpointError(f"{path} has format version {version}, written by a newer rehearse")
+        text = os.pread(descriptor, length, FIXED.size + COUNTER.size)
+        header = cls(text.decode(errors="replace"), capacity, name, last, confirmed)
+        if header._checksum() != checksum or content[FIXED.size :] != counter(last, confirmed):
+            raise CheckpointError(f"the head of {path} is damaged")
+        return header
+
+
+def counter(last: int, confirmed: int) -> bytes:
+    return COUNTER.pack(last, confirmed, zlib.crc32(struct.pack("<QQ", last, confirmed)))
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as problem:
+        raise InvalidInput(f"cannot open {path}: {problem.strerror}") from problem
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """One memory at a time: two that write to one file would undo each other."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as problem:
+        raise InvalidInput(
+            f"{path} is in use by another memory, here or in another process; close it first (memory.close())"
+        ) from problem
+
+
+def release(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor and may live a little longer
+    os.close(descriptor)

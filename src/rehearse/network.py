@@ -1,0 +1,396 @@
+"""Network: a model with its optimizer. The only place where a model is called, differentiated, stepped and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from operator import call
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import optimizer as global_hooks
+
+from .batch import Tree, tree_leaves, tree_map
+from .checks import check_model
+from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
+from .heads import outputs
+from .precision import resolve_precision
+from .random import RandomState
+from .twin import Mode, Twin
+from .undo import Operations, Restore
+
+Parameter = tuple[Tensor, dict[str, Any]]  # a parameter and its optimizer group
+VirtualStep = Literal["sgd", "optimizer"]
+TROUBLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, ZeroDivisionError)
+"""What a user's module raises for inputs that it cannot take."""
+
+
+class NamedGradient(dict[str, Tensor]):
+    """The gradient of a loss by parameter name; a parameter that the loss does not depend on is missing."""
+
+    def plus(self, other: NamedGradient, weight: float = 1.0) -> NamedGradient:
+        """Return self + weight × other."""
+        both = [name for name in self if name in other]
+        sums = torch._foreach_add([self[n] for n in both], [other[n] for n in both], alpha=weight) if both else []
+        scaled = {name: weight * value for name, value in other.items() if name not in self}
+        return NamedGradient({**self, **scaled, **dict(zip(both, sums, strict=True))})
+
+    def norm(self) -> float:
+        """Return the Euclidean norm."""
+        return math.hypot(*torch.stack(torch._foreach_norm(list(self.values()))).tolist()) if self else 0.0
+
+
+class Network:
+    """A model with its optimizer, precision, gradient clipping and random numbers.
+
+    Training calls the model itself. Scoring, prediction and diagnosis call its private `Twin`, with the tensors to
+    use: looking never changes the model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        prepare: Callable[[Tree], Tree] | None = None,
+        precision: str = "auto",
+        clip: float | None = None,
+        random: RandomState | None = None,
+        name: str = "model",
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            model: Called with a tensor, with the items of a tuple, or with the keywords of a dict.
+            optimizer: Any optimizer of the model's parameters that needs no closure.
+            prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1].
+            precision: ``auto``, ``float32``, ``bfloat16`` or ``bfloat16-scoring``; see `precision`.
+            clip: The largest norm of a gradient, or None.
+            random: What the model draws from in training.
+            name: What errors call the model.
+        """
+        check_model(model, optimizer, clip, prepare, name)
+        self.model, self.optimizer, self.clip, self.name = model, optimizer, clip, name
+        self.precision = resolve_precision(precision, model, self.device)
+        if self.precision.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+        self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
+        self.random = random or RandomState(0)
+        self.samples_passed = 0
+        self.twin = Twin(model)
+        self._saved: list[Restore] = []
+        self.least_outputs = outputs(model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        parameter = next(self.model.parameters(), None)
+        return torch.device("cpu") if parameter is None else parameter.device
+
+    # ------------------------------------------------------------------------------------------------------ passes
+
+    def __call__(
+        self, x: Tree, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return the logits of prepared inputs: what ``ask("forward", ...)`` returns, checked.
+
+        Raises:
+            InvalidInput: If the model cannot take these inputs, or returns another number of entries than of samples.
+            InvalidType: If it returns anything but a tensor.
+        """
+        logits = self.ask("forward", x, tensors, dtype)
+        samples = len(tree_leaves(x)[0])
+        if not isinstance(logits, Tensor):
+            raise InvalidType(f"the {self.name} must return one tensor of logits; it returned {type(logits).__name__}")
+        if logits.ndim == 0 or logits.shape[0] != samples:
+            raise InvalidInput(
+                f"the {self.name} returned an output of shape {tuple(logits.shape)} for {samples} samples; its first "
+                "dimension must be that of the samples"
+            )
+        return logits
+
+    def ask(
+        self,
+        method: str,
+        x: Tree,
+        tensors: Mapping[str, Tensor] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Any:
+        """Call a method of the model with prepared inputs.
+
+        Args:
+            method: ``forward``, or for a generator ``encode``, ``decode`` or ``loss``.
+            x: A tensor, or a tuple or dict of tensors.
+            tensors: All parameters and buffers, in place of the model's own, which then stay as they are.
+            dtype: float32 or bfloat16; by default that of training.
+
+        Raises:
+            InvalidInput: If the model cannot take these inputs.
+        """
+        if self.precision.channels_last:
+            x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
+        arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+        dtype = dtype or self.precision.training
+        # Without autocast's cache of weights: an interrupt could leave an old one in it.
+        autocast = partial(torch.autocast, self.device.type, dtype, cache_enabled=False)
+        called, own = self.model, None
+        try:
+            with contextlib.nullcontext() if dtype == torch.float32 else autocast():
+                if tensors is not None:
+                    called = self.twin.module
+                    own = self.twin.place(tensors)
+                found = (called if method == "forward" else getattr(called, method))(*arguments, **keywords)
+        except RehearseError:
+            raise
+        except TROUBLE as problem:
+            what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
+            raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
+        finally:
+            if own is not None:
+                self.twin.put_back(own)
+        self.samples_passed += len(tree_leaves(x)[0])
+        return found
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`, which cleans up."""
+        modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
+        if modes:
+            self.model.train()
+        with self.random, torch.enable_grad():
+            yield
+        for module, training in modes:
+            module.training = training
+
+    @contextlib.contextmanager
+    def looking(self, mode: Mode) -> Iterator[None]:
+        """Set the twin to a mode (see `Twin.set_mode`), for calls with ``tensors``. Blocks do not nest."""
+        self.twin.follow()
+        live = self.twin.module is self.model  # a model that cannot be copied
+        modes = [(module, module.training) for module in self.model.modules()] if live else []
+        try:
+            self.twin.set_mode(mode)
+            with torch.set_grad_enabled(mode == "training"):
+                yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    @property
+    def has_batchnorm(self) -> bool:
+        """Whether the model has batch-norm layers."""
+        self.twin.follow()
+        return self.twin.has_batchnorm
+
+    def frozen(self) -> dict[str, Tensor]:
+        """Return copies of all parameters and buffers, by name: the network as it is now, for later `ask`."""
+        self.twin.follow()
+        return {name: tensor.detach().clone() for name, tensor in self.twin.tensors().items()}
+
+    def logits_and_features(
+        self, x: Tree, tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits, and what entered the module called ``name``; inside `looking`."""
+        seen: list[Tensor] = []
+        hook = self.twin.module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            return self(x, tensors, dtype), seen[-1]
+        finally:
+            hook.remove()
+
+    # --------------------------------------------------------------------------------------------- gradient and step
+
+    def trainable(self) -> dict[str, Parameter]:
+        """Return the parameters that a step moves, with their optimizer groups, by name."""
+        groups = {id(parameter): group for group in self.optimizer.param_groups for parameter in group["params"]}
+        named = self.model.named_parameters()
+        return {name: (p, groups[id(p)]) for name, p in named if p.requires_grad and id(p) in groups}
+
+    def gradient(self, loss: Tensor, names: Mapping[str, Parameter] | None = None) -> NamedGradient:
+        """Return the gradient of a loss; ``.grad`` is not touched.
+
+        Args:
+            loss: A scalar.
+            names: What `trainable` returned, for those who ask several times.
+        """
+        names = self.trainable() if names is None else names
+        if not loss.requires_grad:
+            raise InvalidInput(f"the loss does not depend on the {self.name}'s parameters: there is no gradient")
+        found = torch.autograd.grad(loss, [parameter for parameter, _ in names.values()], allow_unused=True)
+        return NamedGradient({name: value for name, value in zip(names, found, strict=True) if value is not None})
+
+    def virtual_gradient(self, x: Tree, objective: Callable[[Any], Tensor], method: str = "forward") -> NamedGradient:
+        """Return the gradient of an objective of a training pass that leaves the model's buffers as they are."""
+        with self.looking("training"):
+            loss = objective(self.ask(method, x, self.twin.tensors()))
+            finite(loss)
+            return self.gradient(loss)
+
+    @torch.no_grad()
+    def look_ahead(
+        self, gradient: NamedGradient, virtual_step: VirtualStep = "sgd", alpha: float | None = None
+    ) -> dict[str, Tensor]:
+        """Return the look-ahead parameters θᵛ, as far as they differ from θ.
+
+        Args:
+            gradient: Of the incoming batch.
+            virtual_step: ``sgd`` is θ − α∇ℓ with the learning rate of each group; ``optimizer`` is the optimizer's own
+                next step, clipped as the real one.
+            alpha: α of ``sgd``, in place of the learning rates.
+        """
+        names = self.trainable()
+        if virtual_step == "sgd":
+            rates = {name: rate(names[name][1]) if alpha is None else alpha for name in gradient}
+            return {name: torch.add(names[name][0], g, alpha=-rates[name]) for name, g in gradient.items()}
+        memo: dict[int, Any] = {}
+        shadow = copy.deepcopy(self.optimizer, memo)
+        shadow.zero_grad(set_to_none=True)
+        for name, value in self._clipped(gradient).items():
+            memo[id(names[name][0])].grad = value
+        type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object
+        return {name: memo[id(parameter)].detach() for name, (parameter, _) in names.items()}
+
+    def step(self, gradient: NamedGradient, names: Mapping[str, Parameter] | None = None) -> Operations:
+        """Prepare the optimizer's step along a gradient; what remains to be done is returned.
+
+        Plain SGD is left to the caller's commit as a few calls into C. Any other optimizer steps here, after its
+        parameters and its state have been saved for the undo.
+
+        Args:
+            gradient: To step along.
+            names: What `trainable` returned, for those who step several times.
+
+        Raises:
+            NotFinite: If the gradient is not finite. Nothing has changed then.
+        """
+        norms = (module for module in self.model.modules() if isinstance(module, _BatchNorm))
+        variances = [norm.running_var for norm in norms if norm.running_var is not None]
+        if variances and not bool(torch.stack(torch._foreach_norm(variances, torch.inf)).isfinite().all()):
+            raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
+        gradient, names = self._clipped(gradient), self.trainable() if names is None else names
+        if is_plain_sgd(self.optimizer):
+            groups: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+            for name, value in gradient.items():
+                parameters, values = groups.setdefault(rate(names[name][1]), ([], []))
+                parameters.append(names[name][0].detach())
+                values.append(value)
+            return map(call, [partial(torch._foreach_add_, *lists, alpha=-alpha) for alpha, lists in groups.items()])
+        self.save_parameters()
+        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        users = [parameter.grad for parameter in stepped]
+        for parameter in stepped:
+            parameter.grad = None
+        for name, value in gradient.items():
+            names[name][0].grad = value
+        self.optimizer.step()
+        for parameter, grad in zip(stepped, users, strict=True):
+            parameter.grad = grad
+        return ()
+
+    def _clipped(self, gradient: NamedGradient) -> NamedGradient:
+        norm = gradient.norm()
+        if not math.isfinite(norm):
+            raise NotFinite("the gradient is not finite: the learning rate may be too high for this batch")
+        if self.clip is None or norm <= self.clip:
+            return gradient
+        return NamedGradient({name: value * (self.clip / (norm + 1e-12)) for name, value in gradient.items()})
+
+    # ----------------------------------------------------------------------------------------------------- undo
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores buffers, modes, random state and, if `save_parameters` was called, the rest.
+
+        It also restores what torch keeps for the thread: its random state, grad mode and autocast.
+        """
+        self._saved = saved = list[Restore]()
+        modules = list(self.model.modules())
+        modes = [module.training for module in modules]
+        held = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
+        buffers = [(own, before, {k: b if b is None else b.clone() for k, b in before.items()}) for own, before in held]
+        random, passed = self.random.snapshot(), self.samples_passed
+        grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
+
+        def restore() -> None:
+            for undo in saved:
+                undo()
+            for held, before, copies in buffers:
+                _restore_buffers(held, before, copies)
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+            self.samples_passed = passed
+            random()
+            torch.set_grad_enabled(grad)
+            torch.set_autocast_enabled(self.device.type, autocast)
+
+        return restore
+
+    def save_parameters(self) -> None:
+        """Save parameters, ``.grad`` and optimizer state for the undo: needed before any step that is not a commit."""
+        if self._saved:
+            return
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        copies, grads = [parameter.detach().clone() for parameter in parameters], [p.grad for p in parameters]
+        state = {parameter: _copies(values) for parameter, values in self.optimizer.state.items()}
+        settings = [dict(group) for group in groups]
+
+        def restore() -> None:
+            torch._foreach_copy_([parameter.detach() for parameter in parameters], copies)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            self.optimizer.state.clear()
+            self.optimizer.state.update(state)
+            for group, before in zip(groups, settings, strict=True):
+                group.update(before)
+
+        self._saved.append(restore)
+
+
+def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
+    """Turn bytes into floats in [0, 1], and floats and booleans into ``dtype``; other integers (token ids) stay."""
+    x = tree_map(lambda leaf: leaf.to(dtype).div_(255) if leaf.dtype == torch.uint8 else leaf, x)
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() or leaf.dtype == torch.bool else leaf, x)
+
+
+def finite(loss: Tensor) -> float:
+    """Return a loss as a number, or raise `NotFinite`."""
+    value = loss.item()
+    if not math.isfinite(value):
+        raise NotFinite(f"the loss is {value} for finite input; the model or the learning rate is off")
+    return value
+
+
+def rate(group: Mapping[str, Any]) -> float:
+    """Return α of a parameter group, negative if it maximizes."""
+    return float(group["lr"]) * (-1 if group.get("maximize") else 1)
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step is θ − α∇ℓ and nothing else: no momentum, weight decay, hooks or replaced ``step``."""
+    return (
+        type(optimizer) is torch.optim.SGD
+        and "step" not in vars(optimizer)
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
+        and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
+    )
+
+
+def _copies(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
+
+
+@torch.no_grad()
+def _restore_buffers(held: dict[str, Any], before: dict[str, Any], copies: dict[str, Any]) -> None:
+    """Restore a module's buffers, those that were created, replaced, resized or dropped included."""
+    for key in held.keys() - before.keys():
+        del held[key]
+    for key, tensor in before.items():
+        same = isinstance(tensor, Tensor) and tensor.shape == copies[key].shape
+        held[key] = tensor.copy_(copies[key]) if same else copies[key]

@@ -1,0 +1,59 @@
+"""Precision and memory format of a network's passes."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import nn
+
+from .errors import InvalidInput
+
+PRECISIONS: Final = ("auto", "float32", "bfloat16", "bfloat16-scoring")
+
+
+class Precision(NamedTuple):
+    """The dtype of training and prediction, the dtype of scoring, and whether images are stored channels-last."""
+
+    training: torch.dtype
+    scoring: torch.dtype
+    channels_last: bool
+
+    @property
+    def name(self) -> str:
+        """The ``precision`` argument that leads here."""
+        if self.training == torch.bfloat16:
+            return "bfloat16"
+        return "bfloat16-scoring" if self.scoring == torch.bfloat16 else "float32"
+
+
+def resolve_precision(precision: str, model: nn.Module, device: torch.device) -> Precision:
+    """Turn the ``precision`` argument into dtypes by a fixed rule, without timing anything.
+
+    Args:
+        precision: ``auto`` scores in bfloat16 if the model has convolutions and the hardware supports bfloat16, and
+            trains in float32. ``bfloat16-scoring`` does so everywhere, ``bfloat16`` also trains in bfloat16.
+        model: Runs channels-last if it has convolutions and an attribute ``channels_last = True``. A model that views
+            its activations as flat cannot.
+        device: Where the model is.
+
+    Raises:
+        InvalidInput: If ``precision`` is not one of `PRECISIONS`.
+    """
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    convolutional = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    if precision == "auto":
+        precision = "bfloat16-scoring" if convolutional and supports_bfloat16(device) else "float32"
+    return Precision(
+        training=torch.bfloat16 if precision == "bfloat16" else torch.float32,
+        scoring=torch.float32 if precision == "float32" else torch.bfloat16,
+        channels_last=convolutional and bool(getattr(model, "channels_last", False)),
+    )
+
+
+def supports_bfloat16(device: torch.device) -> bool:
+    """Return whether the device multiplies bfloat16 in hardware. Emulated, it is nine times slower than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
