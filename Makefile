@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-EXTRAS = demo,images,plot,report,sklearn,river,tune,ray,tensorboard
+EXTRAS = lab,gem,sklearn,river,tune,ray,tensorboard
 
 .PHONY: demo test lint bench docs reproduction wheel format clean help
 
@@ -14,7 +14,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
@@ -25,7 +25,7 @@ demo: $(VENV)/.demo  ## compare plain replay with most-interfered replay on five
 	$(BIN)/rehearse run --out runs/demo
 
 test: $(VENV)/.development lint  ## everything that CI checks
-	sh tests/page/install-chromium
+	sh tests/lab/page/install-chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/.development  ## style, types, and the direction of imports

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Tree
-from ..errors import InvalidType
+from ..errors import InvalidType, MissingExtra
 from ..gradients import Gradient
 from ..memory import TaskRingMemory
 from ..parts import stepped_parameters
@@ -67,6 +67,7 @@ class GEM(Learner):
         check_rings(memory)
         check_positive(updates=updates)
         check_not_negative(margin=margin)
+        _nnls()  # without scipy no GEM can be made
         self.memory, self.margin, self.updates = memory, margin, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
@@ -130,10 +131,17 @@ def project(g: Tensor, past: Tensor, margin: float = 0.0) -> Tensor:
     return step
 
 
+def _nnls() -> Any:
+    try:
+        from scipy.optimize import nnls  # here, so that importing the package does not import scipy
+    except ImportError:
+        raise MissingExtra("scipy", "gem") from None
+    return nnls
+
+
 def _nearest(b: Tensor, units: Tensor) -> Tensor:
     """b + Gᵀu with u = argmin ‖Gᵀu + b‖² over u ≥ 0."""
-    from scipy.optimize import nnls  # here, so that importing the package does not import scipy
-
+    nnls = _nnls()
     size = b.norm()
     if size == 0:
         return b
