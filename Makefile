@@ -29,8 +29,8 @@ test: $(VENV)/.development lint  ## everything that CI checks
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/.development  ## style, types, and the direction of imports
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks pages
+	$(BIN)/ruff format --check src tests benchmarks pages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -43,14 +43,14 @@ docs: $(VENV)/.development  ## the site, into site/
 reproduction: $(VENV)/.development  ## docs/reproduction.md and docs/what-makes-it-work.md from results/
 	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md \
 		--fill README.md --fill docs/methods/ae.md
-	$(BIN)/rehearse reproduce controls --from-results results --write docs/what-makes-it-work.md
+	$(BIN)/python -m pages
 
 wheel: $(VENV)/.development  ## dist/*.whl
 	$(BIN)/python -m build --wheel --quiet
 
 format: $(VENV)/.development
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks pages
+	$(BIN)/ruff format src tests benchmarks pages
 
 clean:
 	rm -rf dist build site runs/demo

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from made_results import made_result
 
+from pages.claims import CLAIMS, Ground, what_it_comes_to
+from pages.comparisons import comparisons, once, side
+from pages.controls import controls_page
+from pages.plain_words import RUN, SWITCHES, advice, equal_cost, every_retrieval, practitioner, researcher
+from pages.questions import ANSWERS, QUESTIONS, in_short
 from rehearse.lab.paper.conditions import UNKNOWN, condition, rounding
 from rehearse.lab.paper.outcome import Outcome, Results, outcome, values_of
 from rehearse.lab.paper.target import Entry
 from rehearse.lab.paper.targets import CONTROLS, GROUPS, PARTS, TARGETS, find_targets
-from rehearse.lab.report.claims import CLAIMS, Ground, what_it_comes_to
-from rehearse.lab.report.comparisons import comparisons, once, side
-from rehearse.lab.report.controls import controls_page
-from rehearse.lab.report.plain_words import RUN, SWITCHES, advice, equal_cost, every_retrieval, practitioner, researcher
-from rehearse.lab.report.questions import ANSWERS, QUESTIONS, in_short
 from rehearse.lab.report.reproduction import outcome_markdown, settling
 from rehearse.lab.spec import Spec
 from rehearse.lab.statistics import seeds_needed, summary
@@ -418,14 +418,15 @@ def test_the_hybrid_tells_what_was_learned_at_all_and_where_its_search_led() -> 
 
 def test_every_control_has_a_figure(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra lab is not installed")
-    from rehearse.lab.report.figures import FIGURES, write_figure
+    from pages.control_figures import CONTROL_FIGURES
+    from rehearse.lab.report.figures import write_figure
 
-    assert CONTROLS.keys() <= FIGURES.keys()
+    assert CONTROLS.keys() == CONTROL_FIGURES.keys()
     found = {one.target.name: one for one in outcomes()}
     for name in ("batchnorm-full", "cost-mnist", "learning-rate", "generative"):  # one of each kind
-        paths = write_figure(found[f"controls-{name}"], tmp_path)
+        paths = write_figure(found[f"controls-{name}"], tmp_path, CONTROL_FIGURES[f"controls-{name}"])
         assert [path.name for path in paths] == [f"controls-{name}.png", f"controls-{name}.svg"]
-    assert write_figure(found["controls-hybrid"], tmp_path) == []
+    assert write_figure(found["controls-hybrid"], tmp_path, CONTROL_FIGURES["controls-hybrid"]) == []
     drawn = (tmp_path / "controls-batchnorm-full.svg").read_text("utf-8")
     assert all(word in drawn for word in (">recalibrated<", ">ER-MIR<", ">accuracy (%)<", ">group-norm<"))
     assert ">CPU seconds a run<" in (tmp_path / "controls-cost-mnist.svg").read_text("utf-8")

@@ -167,3 +167,11 @@ def test_named_specs_name_their_stream() -> None:
     for name, values in named_specs().items():
         assert "stream" in values, name
         assert "method" in values, name
+
+
+def test_every_committed_result_has_the_key_of_its_spec() -> None:
+    """A key that moved would make a result count as not run."""
+    files = sorted((Path(__file__).parents[2] / "results").glob("*.json"))
+    assert files
+    results = {file.stem: json.loads(file.read_text("utf-8")) for file in files}
+    assert [name for name, result in results.items() if Spec.from_dict(result["spec"]).key != name] == []

@@ -21,8 +21,7 @@ from ..methods import precision_of
 from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
-from ..paper.targets import CONTROLS, GROUPS, TARGETS, find_targets
-from ..report.controls import controls_page
+from ..paper.targets import GROUPS, TARGETS, find_targets
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_figures
 from ..report.reproduction import (
@@ -250,5 +249,4 @@ def _write_page(found: list[Outcome], page: Path) -> None:
         name: f"{name}{'.png' if one.target.pictures else '.svg'}" for one in found for name in one.target.drawings
     }
     drawn = {name: f"figures/{file}" for name, file in files.items() if (folder / file).exists()}
-    make = controls_page if all(one.target.name in CONTROLS for one in found) else reproduction_page
-    write_whole(page, make(found, drawn))
+    write_whole(page, reproduction_page(found, drawn))

@@ -12,8 +12,8 @@ from ...errors import MissingExtra
 from ...metrics import accuracy_seen
 from ..paper.outcome import Outcome, Result, values_of
 from ..statistics import summary
-from .control_figures import CONTROL_FIGURES
 
+Draw = Callable[[Outcome, Any], None]
 # Okabe and Ito's colours, which colour-blind readers can tell apart; the marker says the same in black and white.
 LOOKS = {
     "ER": ("#0072B2", "o"), "ER-MIR": ("#D55E00", "s"), "GEM": ("#009E73", "^"), "GEN": ("#56B4E9", "D"),
@@ -29,9 +29,9 @@ STYLE = {
 }  # fmt: skip
 
 
-def write_figure(outcome: Outcome, folder: Path) -> list[Path]:
-    """Draw a target that is a figure; nothing where it is none, or where nothing was run for it."""
-    draw = FIGURES.get(outcome.target.name)
+def write_figure(outcome: Outcome, folder: Path, draw: Draw | None = None) -> list[Path]:
+    """Draw a target that is a figure of the paper, or any with ``draw``; nothing where nothing was run for it."""
+    draw = draw or FIGURES.get(outcome.target.name)
     if draw is None or not any(outcome.runs.values()):
         return []
     try:
@@ -115,10 +115,9 @@ def _matrix(result: Result) -> Any:
     return [[float("nan") if value is None else value for value in line] for line in result["matrices"]["test"]]
 
 
-FIGURES: Mapping[str, Callable[[Outcome, Any], None]] = {
+FIGURES: Mapping[str, Draw] = {
     "figure4": seen_so_far,
     "figure5": by_codes,
     "figure6": by_codes,
     "figure7": by_codes,
-    **CONTROL_FIGURES,
 }

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..paper.outcome import Difference, Outcome
-from ..statistics import Summary
-from .reproduction import count, number
-from .tables import UNDEFINED
+from rehearse.lab.paper.outcome import Difference, Outcome
+from rehearse.lab.report.reproduction import count, number
+from rehearse.lab.report.tables import UNDEFINED
+from rehearse.lab.statistics import Summary
 
 Verdict = Literal["ahead", "behind", "open", "not run", "not available"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-from ..paper.outcome import MOMENTS, Outcome, common_costs, values_of
-from ..paper.targets import PARTS
-from ..statistics import Summary, summary
+from rehearse.lab.paper.outcome import MOMENTS, Outcome, common_costs, values_of
+from rehearse.lab.paper.targets import PARTS
+from rehearse.lab.report.figures import Draw
+from rehearse.lab.statistics import Summary, summary
 
 # Okabe and Ito's colours; the marker says the same in black and white.
 LOOKS = (
@@ -166,7 +167,6 @@ def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str, sough
     axes.set_xlabel(f"{sought},\nbefore → after (nats)")
 
 
-Draw = Callable[[Outcome, Any], None]
 HOW: Mapping[str, Draw] = {
     "controls-batchnorm": by_column,
     "controls-cost": against_cost,

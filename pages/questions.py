@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rehearse.lab.report.reproduction import markdown_table
+
 from .comparisons import Comparison, Verdict, difference_of
-from .reproduction import markdown_table
 
 
 class Question(NamedTuple):

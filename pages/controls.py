@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..paper.outcome import MOMENTS, SEARCHED, Outcome
-from ..paper.targets import PARTS
-from .claims import what_it_comes_to
-from .comparisons import comparisons, difference_of
-from .plain_words import SHOWN, every_retrieval, practitioner, researcher
-from .questions import in_short
-from .reproduction import (
+from rehearse.lab.paper.outcome import MOMENTS, SEARCHED, Outcome
+from rehearse.lab.paper.targets import PARTS
+from rehearse.lab.report.reproduction import (
     CROSSED,
     FORGETTING,
     OURS,
@@ -25,7 +21,12 @@ from .reproduction import (
     settling,
     tells_precision,
 )
-from .tables import UNDEFINED
+from rehearse.lab.report.tables import UNDEFINED
+
+from .claims import what_it_comes_to
+from .comparisons import comparisons, difference_of
+from .plain_words import SHOWN, every_retrieval, practitioner, researcher
+from .questions import in_short
 
 TITLES = {
     "controls-batchnorm": "Batch-norm: statistics or retrieval?",
