@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-EXTRAS = demo,images,plot,report,sklearn,river,tune,ray,tensorboard
+EXTRAS = lab,gem,sklearn,river,tune,ray,tensorboard
 
 .PHONY: demo test lint bench docs reproduction wheel format clean help
 
@@ -14,7 +14,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
 $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
@@ -25,12 +25,12 @@ demo: $(VENV)/.demo  ## compare plain replay with most-interfered replay on five
 	$(BIN)/rehearse run --out runs/demo
 
 test: $(VENV)/.development lint  ## everything that CI checks
-	sh tests/page/install-chromium
+	sh tests/lab/page/install-chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 lint: $(VENV)/.development  ## style, types, and the direction of imports
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks pages
+	$(BIN)/ruff format --check src tests benchmarks pages
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -43,14 +43,14 @@ docs: $(VENV)/.development  ## the site, into site/
 reproduction: $(VENV)/.development  ## docs/reproduction.md and docs/what-makes-it-work.md from results/
 	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md \
 		--fill README.md --fill docs/methods/ae.md
-	$(BIN)/rehearse reproduce controls --from-results results --write docs/what-makes-it-work.md
+	$(BIN)/python -m pages
 
 wheel: $(VENV)/.development  ## dist/*.whl
 	$(BIN)/python -m build --wheel --quiet
 
 format: $(VENV)/.development
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks pages
+	$(BIN)/ruff format src tests benchmarks pages
 
 clean:
 	rm -rf dist build site runs/demo

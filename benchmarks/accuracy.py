@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from rehearse.environment import environment
-from rehearse.experiment import Run
+from rehearse.lab.environment import environment
+from rehearse.lab.experiment import Run
+from rehearse.lab.methods import resolve
+from rehearse.lab.statistics import Summary, paired_difference, summary
 from rehearse.learners import Replay
-from rehearse.methods import resolve
-from rehearse.statistics import Summary, paired_difference, summary
 from subjects import without_fast_paths
 
 METHODS = ("er", "er-mir")

@@ -25,8 +25,8 @@ from elsewhere import Elsewhere
 from measuring import Times, batches, interleaved, with_part
 from rehearse.compiled import compiler_at_hand
 from rehearse.errors import RehearseError
-from rehearse.experiment import Settings, execute
-from rehearse.methods import resolve
+from rehearse.lab.experiment import Settings, execute
+from rehearse.lab.methods import resolve
 from rehearse.retrieval import MostInterfered, Uniform
 from subjects import CANDIDATES, er, er_mir, literal_step, matrix_products, phases
 

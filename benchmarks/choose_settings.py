@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from rehearse.errors import InvalidInput
-from rehearse.experiment import Settings, execute
-from rehearse.methods import resolve
+from rehearse.lab.experiment import Settings, execute
+from rehearse.lab.methods import resolve
 
 SEEDS = (100, 101, 102)
 RATES = (0.02, 0.05, 0.1, 0.2)

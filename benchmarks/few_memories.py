@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rehearse import Replay, ReservoirMemory
-from rehearse.streams import make_stream
+from rehearse.lab.streams import make_stream
 
 AFTER = (1, 2, 5, 10, 20, 40)  # batches of ten rows
 

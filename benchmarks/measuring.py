@@ -13,7 +13,7 @@ import torch
 
 from elsewhere import Elsewhere
 from rehearse.compute import native_bfloat16
-from rehearse.environment import environment
+from rehearse.lab.environment import environment
 from subjects import ROWS, Step, images
 
 

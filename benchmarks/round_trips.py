@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from rehearse.checkpoint import read_state
-from rehearse.experiment import Run
+from rehearse.lab.experiment import Run
+from rehearse.lab.spec import Spec
 from rehearse.learners import AutoencoderReplay
-from rehearse.spec import Spec
 
 TRIPS = (0, 1, 2, 5, 10, 20)
 ROWS = 1000  # of a task: of its test images, and of its memories

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rehearse.paper.conditions import condition
-from rehearse.spec import Spec
-from rehearse.statistics import Summary, paired_difference
+from rehearse.lab.paper.conditions import condition
+from rehearse.lab.spec import Spec
+from rehearse.lab.statistics import Summary, paired_difference
 
 METRICS = ("accuracy", "forgetting")
 Runs = dict[str, dict[int, Mapping[str, Any]]]  # by what they are besides seed and precision, then by seed

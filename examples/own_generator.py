@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import rehearse
 from rehearse.latent import Elbo, gaussian_kl
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
-from rehearse.streams import from_arrays
+from rehearse.lab.streams import from_arrays
 
 random = np.random.default_rng(0)
 y = np.repeat(np.arange(10), 100)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
-from rehearse.streams import from_arrays
+from rehearse.lab.streams import from_arrays
 
 random = np.random.default_rng(0)
 centres = random.normal(size=(10, 20))

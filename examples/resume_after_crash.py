@@ -9,7 +9,7 @@ from torch import nn
 
 import rehearse
 from rehearse import MostInterfered, Replay, ReservoirMemory
-from rehearse.streams import from_arrays
+from rehearse.lab.streams import from_arrays
 
 random = np.random.default_rng(0)
 y = np.repeat(np.arange(4), 100)

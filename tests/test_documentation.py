@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import rehearse
+from pages.claims import CLAIMS, what_it_comes_to
+from pages.comparisons import comparisons
+from pages.controls import controls_page
 from rehearse import latent, learners, losses, memory, nets, retrieval
-from rehearse.campaign.store import results_in
-from rehearse.paper.outcome import Results, outcome
-from rehearse.paper.targets import TARGETS, find_targets
-from rehearse.report.claims import CLAIMS, what_it_comes_to
-from rehearse.report.comparisons import comparisons
-from rehearse.report.controls import controls_page
-from rehearse.report.reproduction import filled, outcome_markdown
+from rehearse.lab.campaign.store import results_in
+from rehearse.lab.paper.outcome import Results, outcome
+from rehearse.lab.paper.targets import TARGETS, find_targets
+from rehearse.lab.report.reproduction import filled, outcome_markdown
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

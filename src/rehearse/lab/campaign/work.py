@@ -1,0 +1,63 @@
+"""One run of a campaign, from its checkpoint to its result in the store: what every engine does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, RehearseError
+from ...files import lock
+from ..experiment import Progress, Settings, execute
+from ..spec import Spec
+from .store import Store, unwritable
+
+LOCK_SECONDS = 5.0  # a process whose parent was killed needs a moment to notice
+DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
+
+
+class Busy(RehearseError):
+    """Another process carries this run out. A campaign turns to its other runs, and comes back to it."""
+
+
+def carry_out(
+    spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None] | None = None
+) -> dict[str, Any]:
+    """Run a spec to its end and store the result. A directory that cannot be written raises `StoreError`."""
+    try:
+        folder = store.folder(spec)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock"):
+            done = store.get(spec)  # by the process that held the lock before
+            if done is not None:
+                return done
+            result = execute(spec, folder, replace(settings, preparations=store.preparations), on_progress)
+            store.put(spec, result)
+            store.tidy(spec)
+            return result
+    except (OSError, CheckpointError) as problem:
+        cause = problem.__cause__ if isinstance(problem, CheckpointError) else problem
+        if isinstance(cause, OSError) and not isinstance(cause, RehearseError) and cause.errno in DISK_TROUBLE:
+            raise unwritable(store.root, cause) from problem
+        raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Hold what the lock stands for alone; the system lets go of it when the process ends, however it ends."""
+    deadline = time.monotonic() + patience
+    with open(path, "a+", encoding="utf-8") as file:
+        while not lock(file):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                raise Busy(f"process {file.read() or 'unknown'} is at work there ({path})")
+            time.sleep(0.1)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

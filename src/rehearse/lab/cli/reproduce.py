@@ -1,0 +1,252 @@
+"""`rehearse reproduce`: the paper's tables and figures from one command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ...compute import PRECISIONS
+from ...errors import InvalidInput, MissingExtra
+from ...files import write_whole
+from ..campaign import local
+from ..campaign.events import Failed
+from ..campaign.store import Store, results_in
+from ..experiment import Settings, with_precision
+from ..methods import precision_of
+from ..paper.costs import Costs
+from ..paper.outcome import Outcome, Results, outcome, to_run
+from ..paper.target import Target
+from ..paper.targets import GROUPS, TARGETS, find_targets
+from ..report.figures import write_figure
+from ..report.pictures import check_pictures, draw_figures
+from ..report.reproduction import (
+    Forecast,
+    cost_table,
+    filled,
+    outcome_csv,
+    outcome_differences_table,
+    outcome_markdown,
+    outcome_table,
+    reproduction_page,
+)
+from ..spec import Spec
+from .console import errors, output, tell_damaged
+from .engine import (
+    Address,
+    CheckpointSeconds,
+    DataDir,
+    Engine,
+    Jobs,
+    Out,
+    SeenOnly,
+    engine_events,
+    follow,
+    report_failures,
+)
+
+PICTURES = "pictures"  # where runs that draw are, within OUT
+
+
+def reproduce(
+    targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
+    seeds: Annotated[int | None, typer.Option(help="Seeds 0 to N − 1; default: as many as published.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would run, its CPU hours and disk; run nothing.")
+    ] = False,
+    from_results: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run nothing: show what the results in this directory say; may be repeated."),
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write all tables into this Markdown file, figures into a folder beside it.")
+    ] = None,
+    fill: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Write the tables of the targets into this file too, where it has a mark for them; may be repeated."
+        ),
+    ] = None,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help=f"Compute in it, and count as done what is: {', '.join(PRECISIONS)}. auto: as the processor can, and "
+            "what is done in any precision is done."
+        ),
+    ] = "auto",
+    out: Out = Path("runs"),
+    jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
+    data_dir: DataDir = None,
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    seen_only: SeenOnly = False,
+) -> None:
+    """Run what a table or figure of the paper needs, and show ours beside the published numbers.
+
+    Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
+    """
+    if precision not in PRECISIONS:
+        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    if seeds is not None and seeds < 1:
+        raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
+    chosen = find_targets(targets)
+    if only:
+        chosen = [target.only(only) for target in [one for one in chosen if one.has(only)] or chosen]
+    if dry_run:
+        _foretell(chosen, seeds, from_results or [out], precision)
+        return
+    failed: list[Failed] = []
+    if from_results is None:
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds, seen_only=seen_only)
+        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
+        earlier = Results(_counting(precision, results_in([out], tell_damaged)))
+        tried = {event.spec.key for event in failed}
+        specs = [_in(precision, spec) for target in chosen for spec in to_run(target, earlier, seeds)]
+        specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
+        failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
+    else:
+        _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
+    results = Results(_results_in(from_results) if from_results else results_in([out], lambda _: None))
+    found = [outcome(target, results, seeds) for target in chosen]
+    for file in fill or []:
+        write_whole(file, filled(file.read_text("utf-8"), found))
+    if write is not None:
+        _write_page(found, write)
+        _say(f"{', '.join(one.target.name for one in found)} on {write}, figures in {write.parent / 'figures'}")
+    else:
+        for one in found:
+            _write(one, out / "tables")
+        for one in found:
+            _show(one)
+        _say(f"tables and figures are in {out / 'tables'}")
+    report_failures(failed)
+
+
+def _in(precision: str, spec: Spec) -> Spec:
+    """The spec in this precision, unless it has one already."""
+    found = with_precision(replace(spec, precision=precision) if spec.precision == "auto" else spec)
+    return replace(found, precision=precision_of(found))
+
+
+def _counting(precision: str, results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The results that need not be made again: all, or where a precision was asked for those in it."""
+    if precision == "auto":
+        return list(results)
+    specs = ((result, Spec.from_dict(result["spec"])) for result in results)
+    return [result for result, spec in specs if precision_of(spec) == precision_of(replace(spec, precision=precision))]
+
+
+def _results_in(places: list[Path]) -> list[dict[str, Any]]:
+    """The results of directories that somebody named: one without any is a slip, not an empty table."""
+    for place in places:
+        if next(Store(place).results(lambda _: None), None) is None:
+            raise InvalidInput(f"there is no result in {place}; give a directory that `rehearse` wrote results to")
+    return list(results_in(places, tell_damaged))
+
+
+def _draw_pictures(
+    targets: list[Target], out: Path, settings: Settings, jobs: int | None, precision: str
+) -> list[Failed]:
+    """The figures that are pictures need runs that draw them; their numbers count where there are none yet."""
+    place, store, tables = out / PICTURES, Store(out), out / "tables"
+    drawing = [_in(precision, spec) for target in targets if target.pictures for spec in target.specs(1)]
+    specs = list({spec.key: spec for spec in drawing}.values())
+    if not specs:
+        return []
+    check_pictures()
+    finished, failed = follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
+    tables.mkdir(parents=True, exist_ok=True)
+    for event in finished:
+        if store.get(event.spec) is None:
+            store.put(event.spec, event.result)
+        for picture in [one for target in targets for one in target.pictures if one.method == event.spec.method]:
+            images, file = place / event.spec.key / "images", tables / f"{picture.file}.png"
+            drawn = sorted(images.glob(f"task-*-{picture.drawn}.png"))
+            if drawn:
+                shutil.copyfile(drawn[-1], file)
+                _say(f"{picture.file} is drawn in {file}")
+            else:
+                _say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")
+    return failed
+
+
+def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
+    """Results hold no pictures; those that lie in the folder are shown."""
+    for target in targets:
+        if target.pictures and not all((folder / f"{name}.png").exists() for name in target.drawings):
+            _say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
+
+
+def _foretell(targets: list[Target], seeds: int | None, places: list[Path], precision: str) -> None:
+    results = list(results_in(places, tell_damaged))
+    done = {result["key"] for result in results}
+    drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
+    costs, found = Costs(results), Results(_counting(precision, results))
+    rows: list[Forecast] = []
+    everything: dict[str, Spec] = {}
+    lacking: dict[str, Spec] = {}
+    for target in targets:
+        specs = {spec.key: spec for spec in (_in(precision, one) for one in to_run(target, found, seeds))}
+        to_come = {key: spec for key, spec in specs.items() if key not in done}
+        # a figure that is a picture needs a run that draws it, whatever results there are
+        to_draw = {spec.key: spec for spec in (_in(precision, one) for one in target.specs(1)) if target.pictures}
+        specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
+        everything |= specs
+        lacking |= to_come
+        missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
+        estimates = [costs.estimate(spec) for spec in to_come.values()]
+        rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
+    together = [costs.estimate(spec) for spec in lacking.values()]
+    output.print(cost_table(rows, (len(everything), len(everything) - len(together), together)))
+    for name, _, _, _, sentences in rows:
+        for sentence in sentences:
+            output.print(f"{name}, not available: {sentence}", highlight=False, markup=False)
+
+
+def _show(found: Outcome) -> None:
+    output.print(outcome_table(found))
+    differences = outcome_differences_table(found)
+    if differences is not None:
+        output.print(differences)
+    if found.target.note:
+        output.print(found.target.note, highlight=False, markup=False)
+
+
+def _write(found: Outcome, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{found.target.name}.csv").write_text(outcome_csv(found), "utf-8")
+    (folder / f"{found.target.name}.md").write_text(outcome_markdown(found), "utf-8")
+    _draw(found, folder)
+
+
+def _draw(found: Outcome, folder: Path) -> list[Path]:
+    """The figure, or one sentence on standard error where nothing can draw it."""
+    try:
+        return write_figure(found, folder)
+    except MissingExtra as problem:
+        _say(f"{found.target.name} is not drawn: {problem}")
+        return []
+
+
+def _say(sentence: str) -> None:
+    """On standard error, where it is not taken for a table."""
+    errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
+
+
+def _write_page(found: list[Outcome], page: Path) -> None:
+    folder = page.parent / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in found:
+        _draw(one, folder)
+    # pictures of runs are put there by hand from OUT/tables: they cannot be drawn from results
+    files = {
+        name: f"{name}{'.png' if one.target.pictures else '.svg'}" for one in found for name in one.target.drawings
+    }
+    drawn = {name: f"figures/{file}" for name, file in files.items() if (folder / file).exists()}
+    write_whole(page, reproduction_page(found, drawn))

@@ -1,0 +1,359 @@
+"""Targets as tables: for the terminal, as CSV, and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Collection, Mapping, Sequence
+from string import ascii_lowercase
+
+from rich.table import Table
+
+from ...errors import InvalidInput
+from ..paper.conditions import UNKNOWN
+from ..paper.costs import Estimate
+from ..paper.outcome import SEARCHED, Difference, Judgement, Line, Outcome
+from ..statistics import Summary, seeds_needed
+from . import tables
+from .tables import UNDEFINED
+
+END = "<!-- end -->"
+DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
+HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
+PER_CENT = (
+    "accuracy",
+    "forgetting",
+    "learning_accuracy",
+    "anytime_accuracy",
+    "pooled_accuracy",
+    "validation_accuracy",
+)
+OURS = "ours: mean ± half the 95 % t interval over seeds"
+FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
+MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
+SETTLING = (
+    "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
+    "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
+)
+CROSSED = (
+    "×: some or all of the pairs were run on two kinds of processors, which round differently, so that one seed is two "
+    "runs there: the interval holds, the pairing helps less."
+)
+PRECISION = (
+    "*Precision*: bfloat16-scoring trains in float32 and scores candidates, or searches, in bfloat16; bfloat16 trains "
+    "and predicts in it too; where two are named, seeds of both are counted. A paired difference is of one precision "
+    "where both rows have one in common."
+)
+
+
+def legend(metrics: Collection[str]) -> str:
+    """What the numbers under these metrics are."""
+    return f"{OURS}; {FORGETTING}" if "forgetting" in metrics else OURS
+
+
+def units(metrics: Collection[str], fraction: str = "%") -> str:
+    """The units of these metrics: ``fraction`` for those that are fractions; losses, divergences, entropies in nats."""
+    fractions = [metric for metric in metrics if metric in PER_CENT]
+    if len(fractions) in (0, len(metrics)):
+        return f"in {fraction if fractions else 'nats'}"
+    return f"{', '.join(name.replace('_', ' ') for name in fractions)} in {fraction}, all else in nats"
+
+
+def outcome_table(outcome: Outcome) -> Table:
+    target = outcome.target
+    table = Table(title=f"{target.name}: {target.title} ({units(target.metrics)})", caption=legend(target.metrics))
+    for name in _head(outcome):
+        table.add_column(name, justify="left" if name in HEAD[:3] else "right")
+    for line in _told(outcome):
+        table.add_row(*_cells(line, outcome))
+    return table
+
+
+def _told(outcome: Outcome) -> list[Line]:
+    """Its lines, without what only searches measure in rows that were run and have none."""
+    return [
+        line for line in outcome.lines if line.metric not in SEARCHED or line.ours is not None or not line.conditions
+    ]
+
+
+def tells_precision(outcome: Outcome) -> bool:
+    """Whether some of its runs were computed in another precision than float32."""
+    return any(precision not in ("auto", "float32") for line in outcome.lines for precision in line.precisions)
+
+
+def _head(outcome: Outcome) -> tuple[str, ...]:
+    return (*HEAD, "precision") if tells_precision(outcome) else HEAD
+
+
+def outcome_differences_table(outcome: Outcome) -> Table | None:
+    if not outcome.differences:
+        return None
+    caption = " ".join([SETTLING.replace("*", ""), *_crossed_words(outcome)])
+    table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}", caption=caption)
+    for name in DIFFERENCES:
+        table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
+    for difference in outcome.differences:
+        table.add_row(*_difference_cells(difference))
+    return table
+
+
+def _difference_units(outcome: Outcome) -> str:
+    return units(list(dict.fromkeys(difference.metric for difference in outcome.differences)), "points")
+
+
+def _difference_cells(difference: Difference) -> tuple[str, ...]:
+    ours, metric = difference.ours, difference.metric
+    name = f"{difference.later} − {difference.earlier}"
+    return name, difference.column, metric, number(ours, metric, sign=True), count(difference), settling(ours)
+
+
+def count(difference: Difference) -> str:
+    """How many pairs there are, marked where some are of two kinds of processors."""
+    return f"{difference.ours.n}{' ×' if difference.crossed else ''}"
+
+
+def settling(difference: Summary) -> str:
+    """Whether the interval of a paired difference leaves out zero, or how many seeds would make it (`seeds_needed`)."""
+    if difference.interval is None:
+        return "one seed tells nothing"
+    low, high = difference.interval
+    if low > 0 or high < 0:
+        return "settled"
+    needed = seeds_needed(difference.sd, difference.mean)
+    if needed is None:
+        return "no difference"
+    return f"about {_two_digits(needed):,}" if needed <= MANY_SEEDS else f"over {MANY_SEEDS:,}"
+
+
+def _two_digits(number: int) -> int:
+    """Rounded up to two digits: a standard deviation from a few seeds tells no more."""
+    unit = int(10 ** max(len(str(number)) - 2, 0))
+    return -(-number // unit) * unit
+
+
+def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
+    printed = line.published.printed if line.published is not None else ""
+    ours = line.ours
+    cells = (
+        line.entry.row,
+        line.entry.column,
+        line.metric,
+        UNDEFINED if ours is None else number(ours, line.metric),
+        UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.{2 if line.metric in SEARCHED else 1}f}",
+        _count(line, outcome.seeds),
+        printed or UNDEFINED,
+        judgement(line),
+    )
+    return (*cells, precision_words(line)) if tells_precision(outcome) else cells
+
+
+def _count(line: Line, seeds: int) -> str:
+    """How many runs there are; of how many, where some are still to come, and how many have no such number."""
+    n = 0 if line.ours is None else line.ours.n
+    runs = n + line.undefined
+    words = str(n) if runs == 0 or runs >= seeds else f"{n} of {seeds}"
+    return f"{words}, {line.undefined} undefined" if line.undefined else words
+
+
+def precision_words(line: Line) -> str:
+    return ", ".join(line.precisions) or UNDEFINED
+
+
+def judgement(line: Line) -> str:
+    """The verdict; what went stale is told beside it."""
+    if line.stale and line.judgement != "stale":
+        return f"{line.judgement} ({line.stale} stale)"
+    return line.judgement
+
+
+def number(value: Summary, metric: str, *, sign: bool = False) -> str:
+    """Mean ± half the interval; per cent where the metric is a fraction."""
+    unit, digits = _unit(metric), 2 if metric in SEARCHED else 1
+    mean = f"{unit * value.mean:{'+' if sign else ''}.{digits}f}"
+    if value.interval is None:
+        return mean
+    return f"{mean} ± {unit * (value.interval[1] - value.interval[0]) / 2:.{digits}f}"
+
+
+def _unit(metric: str) -> float:
+    return 100.0 if metric in PER_CENT else 1.0
+
+
+def outcome_csv(outcome: Outcome) -> str:
+    """Every number at full precision: fractions, empty where undefined."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["target", "row", "column", "method", "stream", "metric", "mean", "low", "high", "median", "sd", "n",
+         "published", "published_value", "published_se", "verdict", "stale", "cpu_seconds", "precision"]
+    )  # fmt: skip
+    for line in outcome.lines:
+        ours, cell = line.ours, line.published
+        mean = ["", "", "", "", "", 0]
+        if ours is not None:
+            low, high = ours.interval or ("", "")
+            mean = [ours.mean, low, high, ours.median, ours.sd if ours.n > 1 else "", ours.n]
+        printed = cell.number if cell is not None else None
+        writer.writerow(
+            [outcome.target.name, line.entry.row, line.entry.column, line.entry.method, line.entry.stream, line.metric,
+             *mean, cell.printed if cell else "", printed.value if printed else "",
+             "" if printed is None or printed.se is None else printed.se, line.judgement, line.stale,
+             "" if line.cpu_seconds is None else f"{line.cpu_seconds:.2f}", " ".join(line.precisions)]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: int) -> str:
+    """Columns from the ``right``-th on are numbers."""
+    rule = ["---" if i < right else "--:" for i in range(len(head))]
+    lines = [head, rule, *([part.replace("|", "\\|") for part in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def outcome_markdown(outcome: Outcome) -> str:
+    """The target as a section: its table, its paired differences, its note."""
+    target = outcome.target
+    marks = condition_marks(outcome)
+    rows = [
+        [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in _told(outcome)
+    ]
+    seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
+    parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
+    parts += [target.note] if target.note else []
+    parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
+    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(marks)]
+    if outcome.differences:
+        parts.append(_differences_markdown(outcome))
+    return "\n\n".join(parts) + "\n"
+
+
+def _differences_markdown(outcome: Outcome) -> str:
+    table = markdown_table(DIFFERENCES, [_difference_cells(difference) for difference in outcome.differences], right=3)
+    head = f"Paired differences on the same seeds, {_difference_units(outcome)}:"
+    return "\n\n".join([head, table, *_crossed_words(outcome)])
+
+
+def _crossed_words(outcome: Outcome) -> list[str]:
+    return [CROSSED] if any(difference.crossed for difference in outcome.differences) else []
+
+
+def condition_marks(outcome: Outcome) -> dict[str, str]:
+    """A letter for each condition that its runs were made under, but where that is one and known."""
+    conditions = sorted({condition for line in outcome.lines for condition in line.conditions})
+    plain = len(conditions) == 1 and UNKNOWN not in conditions[0]
+    return {} if plain else dict(zip(conditions, ascii_lowercase, strict=False))
+
+
+def cpu_words(line: Line, marks: Mapping[str, str]) -> str:
+    """CPU seconds of a run, with the letters of its conditions."""
+    letters = ", ".join(marks[condition] for condition in line.conditions) if marks else ""
+    return f"{tables.number(line.cpu_seconds)} {letters}".rstrip()
+
+
+def condition_words(marks: Mapping[str, str]) -> list[str]:
+    kinds = "; ".join(f"{letter}: {condition}" for condition, letter in marks.items())
+    return [f"*CPU s a run* compare only under one letter, and of known models alone. {kinds}."] if marks else []
+
+
+def _short_markdown(outcome: Outcome) -> str:
+    """What a reader of the first page wants: the lines that were run, and the paired differences."""
+    rows = [_cells(line, outcome) for line in outcome.lines if line.ours is not None]
+    if not rows:
+        return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
+    parts = [markdown_table(_head(outcome), rows, right=3)]
+    parts += [PRECISION] if tells_precision(outcome) else []
+    if outcome.differences:
+        parts.append(_differences_markdown(outcome))
+    parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
+    return "\n\n".join(parts)
+
+
+def filled(text: str, outcomes: Sequence[Outcome]) -> str:
+    """The text with what stands between ``<!-- generated: TARGET -->`` and ``<!-- end -->`` written anew."""
+    for one in outcomes:
+        before, mark, rest = text.partition(f"<!-- generated: {one.target.name} -->\n")
+        if mark:
+            _, end, after = rest.partition(END)
+            if not end:
+                raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
+            text = f"{before}{mark}{_short_markdown(one)}\n{END}{after}"
+    return text
+
+
+def command(line: Line, target: str) -> str:
+    by_itself = line.precisions != ("bfloat16",)  # which nobody gets without asking
+    precision = "" if by_itself else " --precision bfloat16"
+    return f"rehearse reproduce {target} --only {line.entry.method}{precision}"
+
+
+def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
+    """Everything as one Markdown page; ``figures`` are files, relative to it, by name (`Target.drawings`)."""
+    verdicts = _verdicts(outcomes)
+    counts = ", ".join(f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
+    hours = _cpu_seconds(outcomes) / 3600
+    head = (
+        "# Does it replicate?\n\n"
+        "Generated from results by `rehearse reproduce` (the project's own, in `results/`, by `make reproduction`); no "
+        "number is typed by hand, no seed is left out, and misses are shown.\n\n"
+        "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (losses in nats); "
+        "forgetting is best minus final accuracy, averaged over all tasks but the last. The verdict is `within` where "
+        "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
+        "it for generative replay, as the released program computes them. `above` and `below` say where our number "
+        "lies. A number that was printed without ± counts as exact. With few runs a verdict other than `within` says "
+        "little: where both sides measure the same, against 15 published runs, it comes up by chance 13 times of 100 "
+        "with 3 runs of ours and 9 times with 5, instead of 5.\n\n"
+        f"{SETTLING}\n\n"
+        f"Verdicts, a number that several tables repeat counted once: {counts or 'none'}. "
+        f"The runs behind this page took {hours:.1f} CPU hours.\n"
+    )
+    parts = [head]
+    for one in outcomes:
+        parts.append(outcome_markdown(one))
+        for name, caption in one.target.drawings.items():
+            if name in figures:
+                parts.append(f"![{one.target.title}]({figures[name]})\n")
+                parts += [f"{caption}\n"] if one.target.pictures else []
+    return "\n".join(parts)
+
+
+def _verdicts(outcomes: Sequence[Outcome]) -> list[Judgement]:
+    """Of every number that is held against a published one, once, though several tables may show it."""
+    found = {
+        (line.entry.runs, line.metric, line.published.number): line.judgement
+        for one in outcomes
+        for line in one.lines
+        if line.published is not None and line.published.number is not None
+    }
+    return list(found.values())
+
+
+def _cpu_seconds(outcomes: Sequence[Outcome]) -> float:
+    """Of all runs, each counted once."""
+    runs = {result["key"]: result for one in outcomes for found in one.runs.values() for result in found.values()}
+    costs = [result["cost"] for result in runs.values()]
+    return sum(float(cost["cpu_seconds"]) - float(cost.get("shared_cpu_seconds", 0.0)) for cost in costs)
+
+
+Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, runs, done, estimates, not available
+
+
+def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence[Estimate]]) -> Table:
+    """What would run, and what it would cost; ``together`` counts the runs that several targets share once."""
+    guessed = any(not estimate.measured for *_, estimates, _ in forecasts for estimate in estimates)
+    caption = "* estimated, for want of a run with the same settings; " if guessed else ""
+    caption += "together counts a run that several need once; checkpoints come and go beside these files"
+    table = Table(title="what would run", caption=caption)
+    for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
+        table.add_column(name, justify="left" if name == "target" else "right")
+    if len(forecasts) > 1:
+        forecasts = [*forecasts, ("together", *together, [word for *_, missing in forecasts for word in missing])]
+    for name, runs, done, estimates, missing in forecasts:
+        if name == "together":
+            table.add_section()
+        rough = "" if all(estimate.measured for estimate in estimates) else "*"
+        hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
+        disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6
+        table.add_row(
+            name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB", str(len(missing))
+        )
+    return table

@@ -1,0 +1,122 @@
+"""What a run leaves in its folder: its spec, its metrics as they come, the accuracy matrix, and a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..batch import Batch
+from ..checkpoint import read_state, write_state
+from ..errors import CheckpointError
+from ..files import remove_unfinished, write_whole
+from ..learners import Step
+from .environment import environment
+
+if TYPE_CHECKING:
+    from .experiment import Run
+
+
+def take_up(run: Run, folder: Path) -> str | None:
+    """Put a run where its checkpoint left it; one that is damaged or of another run is put aside, and why is told.
+
+    A disk that cannot be read is another matter: the checkpoint may be whole, so that is an error.
+    """
+    path, metrics_path = folder / "checkpoint", folder / "metrics.jsonl"
+    remove_unfinished(path)
+    if not path.exists():
+        return None
+    try:
+        state = read_state(path)
+        run.load(state["run"])
+        run.metrics_offset = int(state["metrics_offset"])
+        if not metrics_path.exists() or metrics_path.stat().st_size < run.metrics_offset:
+            raise CheckpointError(f"{metrics_path} is shorter than it was at the checkpoint")
+    except (CheckpointError, KeyError, TypeError) as problem:
+        if isinstance(problem.__cause__, OSError):
+            raise
+        path.replace(path.with_name("checkpoint.refused"))
+        return f"{path} is refused, the run starts over: {problem}"
+    return None
+
+
+class RunLog:
+    """What a run leaves in its folder, and its checkpoint."""
+
+    def __init__(self, folder: Path, run: Run) -> None:
+        self.folder, self.run = folder, run
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_json(folder / "spec.json", run.spec.to_dict())
+        _write_json(folder / "environment.json", environment())
+        self._metrics = open(folder / "metrics.jsonl", "r+b" if (folder / "metrics.jsonl").exists() else "w+b")  # noqa: SIM115
+        self._metrics.truncate(run.metrics_offset)  # lines of steps after the checkpoint will be written again
+        self._metrics.seek(run.metrics_offset)
+        self._last = time.monotonic()
+        self._last_position = run.position
+
+    def step(self, batch: Batch, step: Step, evaluated: bool) -> None:
+        line: dict[str, Any] = {
+            "step": self.run.position,
+            "task": batch.task if isinstance(batch.task, int) else None,
+            "incoming_loss": step.incoming_loss,
+            "recalled_loss": step.recalled_loss,
+            "interference": None if step.interference is None else step.interference.mean().item(),
+        }
+        if self.run.settings.trace and step.recalled is not None and step.recalled.slots is not None:
+            line["recalled"] = step.recalled.slots.tolist()
+            line["scores"] = None if step.interference is None else step.interference.tolist()
+        self._write(line)
+        if evaluated:
+            row = self.run.row(batch)
+            rows = {name: matrix[row].tolist() for name, matrix in self.run.matrices.items()}
+            self._write({"step": self.run.position, "evaluated_after_task": row, **rows, **self.run.extra[row]})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._metrics.write(json.dumps(plain(line)).encode() + b"\n")
+
+    def checkpoint_if_due(self) -> None:
+        settings = self.run.settings
+        steps = settings.checkpoint_steps
+        due = time.monotonic() - self._last >= settings.checkpoint_seconds
+        if due or (steps is not None and self.run.position - self._last_position >= steps):
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        self._flush()
+        state = self.run.state()
+        write_state(self.folder / "checkpoint", {"run": state, "metrics_offset": self._metrics.tell()})
+        self.run.learner.confirm(state["learner"])
+        self._last, self._last_position = time.monotonic(), self.run.position
+
+    def close(self) -> None:
+        self._flush()
+        self._metrics.close()
+
+    def _flush(self) -> None:
+        """What was written is on the disk: a run that has its result has no checkpoint to write it again from."""
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+
+    def finish(self, result: dict[str, Any]) -> None:
+        _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON can hold it: not-a-number and infinity are undefined there."""
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _write_json(path: Path, value: Any) -> None:
+    write_whole(path, json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n")

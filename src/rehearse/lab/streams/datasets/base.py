@@ -1,0 +1,90 @@
+"""What the data sets share: the arrays they become, where they are looked for, how a file is trusted."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rehearse.errors import DataError, MissingExtra
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Images with labels, and which rows are for training and which for testing.
+
+    ``x`` is uint8 (images, channels, height, width), in memory or memory-mapped; ``y`` is int64, 0 to
+    n_classes − 1.
+    """
+
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    n_classes: int
+
+
+def cache_directory() -> Path:
+    """The user's cache directory for data."""
+    try:
+        import pooch
+    except ImportError:
+        raise MissingExtra("pooch", "lab") from None
+
+    return Path(pooch.os_cache("rehearse"))
+
+
+def search_path(data_dir: str | PathLike[str] | None = None) -> list[Path]:
+    """Where data is looked for: the given directory, REHEARSE_DATA, the user's cache directory."""
+    given = [data_dir, os.environ.get("REHEARSE_DATA"), cache_directory()]
+    return list(dict.fromkeys(Path(place).expanduser() for place in given if place))
+
+
+def not_found(title: str, lacking: Mapping[Path, Sequence[str]], advice: str) -> DataError:
+    """The error for a data set that no place has whole; ``lacking`` says what is not in each place."""
+    partly = [f"{place} lacks {', '.join(names)}" for place, names in lacking.items() if place.is_dir()]
+    looked = f"looked in {', '.join(map(str, lacking))}"
+    return DataError(f"{title} is not there: {'; '.join(partly) or looked}. {advice}")
+
+
+def digest(content: bytes, algorithm: str) -> str:
+    """The checksum of bytes, in hexadecimal."""
+    return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+
+
+def read_file(path: Path, advice: str) -> bytes:
+    """The bytes of a file that must be there."""
+    try:
+        return path.read_bytes()
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read ({problem.strerror}); {advice}") from problem
+
+
+def check_content(path: Path, content: bytes, size: int, checksum: str, advice: str) -> None:
+    """Refuse bytes that are not the published ones.
+
+    Every loaded byte is checked, every time: it costs a fraction of a second, and every number depends on it.
+    """
+    if len(content) != size:
+        raise DataError(
+            f"{path} holds {len(content):,} bytes and should hold {size:,}: it is truncated, half downloaded "
+            f"or another file; {advice}"
+        )
+    check_digest(path, content, checksum, advice)
+
+
+def check_digest(path: Path, content: bytes, checksum: str, advice: str) -> None:
+    """Refuse bytes that have not the checksum, which is "algorithm:hexadecimal"."""
+    algorithm, expected = checksum.split(":")
+    found = digest(content, algorithm)
+    if found != expected:
+        raise DataError(
+            f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: its {algorithm} is "
+            f"{found} and should be {expected}; {advice}"
+        )

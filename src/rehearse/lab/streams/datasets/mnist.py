@@ -1,0 +1,103 @@
+"""MNIST from its four idx files, compressed or not (LeCun, Bottou, Bengio & Haffner 1998)."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rehearse.errors import DataError
+from rehearse.lab.streams.datasets.base import Dataset, check_content, not_found, read_file, search_path
+
+FOLDERS = ("mnist", "MNIST/raw")  # ours, and where torchvision puts it
+ADVICE = "`rehearse data fetch mnist` downloads it anew"
+GET = "`rehearse data fetch mnist` downloads it; --data-dir or REHEARSE_DATA say where it is"
+
+
+class IdxFile(NamedTuple):
+    """One array in idx format: a header of big-endian numbers, then one byte an entry.
+
+    The checksum is of the uncompressed content, so that it holds however the file was compressed.
+    """
+
+    shape: tuple[int, ...]
+    checksum: str
+
+    @property
+    def header(self) -> bytes:
+        """0, 0, 8 (unsigned bytes), the number of dimensions, and each dimension."""
+        return bytes([0, 0, 8, len(self.shape)]) + np.array(self.shape, dtype=">u4").tobytes()
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + int(np.prod(self.shape))
+
+
+FILES = MappingProxyType(
+    {
+        "train-images-idx3-ubyte": IdxFile(
+            (60000, 28, 28), "sha256:ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"
+        ),
+        "train-labels-idx1-ubyte": IdxFile(
+            (60000,), "sha256:65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"
+        ),
+        "t10k-images-idx3-ubyte": IdxFile(
+            (10000, 28, 28), "sha256:0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"
+        ),
+        "t10k-labels-idx1-ubyte": IdxFile(
+            (10000,), "sha256:ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"
+        ),
+    }
+)
+
+
+def load(data_dir: str | PathLike[str] | None = None) -> Dataset:
+    """The 70,000 images: 60,000 to train on, then 10,000 to test on."""
+    paths = find(data_dir)
+    train_x, train_y, test_x, test_y = (read_idx(paths[name], known) for name, known in FILES.items())
+    return Dataset(
+        x=np.concatenate([train_x, test_x])[:, None],
+        y=np.concatenate([train_y, test_y]).astype(np.int64),
+        train=np.arange(len(train_y)),
+        test=np.arange(len(train_y), len(train_y) + len(test_y)),
+        n_classes=10,
+    )
+
+
+def find(data_dir: str | PathLike[str] | None = None) -> dict[str, Path]:
+    """The four files, from the first place that has them all."""
+    lacking = {}
+    for place in (root / folder for root in search_path(data_dir) for folder in FOLDERS):
+        found = {name: path for name in FILES if (path := _present(place, name))}
+        if len(found) == len(FILES):
+            return found
+        lacking[place] = [name for name in FILES if name not in found]
+    raise not_found("MNIST", lacking, GET)
+
+
+def read_idx(path: Path, known: IdxFile) -> NDArray[np.uint8]:
+    """The array in a file, after its size, header, checksum and (for labels) range were found right."""
+    content = read_file(path, ADVICE)
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as problem:
+            raise DataError(f"{path} is no complete gzip file ({problem}); {ADVICE}") from problem
+    if content[: len(known.header)] != known.header:
+        expected = " × ".join(map(str, known.shape))
+        raise DataError(f"{path} does not begin like an idx file of {expected} bytes; {ADVICE}")
+    check_content(path, content, known.size, known.checksum, ADVICE)
+    array = np.frombuffer(content, dtype=np.uint8, offset=len(known.header)).reshape(known.shape)
+    if array.ndim == 1 and array.max() > 9:
+        raise DataError(f"{path} holds the label {array.max()}, and digits end at 9; {ADVICE}")
+    return array
+
+
+def _present(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)

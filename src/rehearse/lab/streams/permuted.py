@@ -1,0 +1,76 @@
+"""Domain-incremental streams: all classes in every task, the pixels in another order in each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from rehearse.batch import Batch
+from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, TaskSets
+from rehearse.lab.streams.base import Scaling, generator
+from rehearse.lab.streams.datasets import Dataset
+from rehearse.lab.streams.split import draw, hold_out
+
+
+class PermutedRows:
+    """Rows whose pixels are rearranged when they are taken, so that no task needs a copy of the images."""
+
+    def __init__(self, rows: Rows, pixels: Index) -> None:
+        self._rows, self._pixels = rows, torch.from_numpy(pixels)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, positions: Index) -> Batch:
+        batch = self._rows.take(positions)
+        return Batch(batch.x.flatten(1)[:, self._pixels].view_as(batch.x), batch.y)
+
+
+def permuted_stream(
+    name: str,
+    dataset: Dataset,
+    *,
+    validation: float,
+    n_tasks: int,
+    samples_per_task: int | None,
+    batch_size: int,
+    scaling: Scaling,
+    seed: int,
+    split_seed: int,
+) -> ArrayStream:
+    """Task 0 shows the images as they are, each further task through a fixed random permutation.
+
+    Every task draws its own ``samples_per_task`` of the training rows. Permutations, draws and the validation
+    rows come from ``split_seed``.
+    """
+    train, held_out = hold_out(dataset, validation, split_seed)
+    subset = generator(split_seed, "subset")
+    labels = torch.from_numpy(dataset.y)
+    permutations = pixel_permutations(int(np.prod(dataset.x.shape[1:])), n_tasks, split_seed)
+
+    def sources(groups: Sequence[Index]) -> list[PermutedRows]:
+        return [
+            PermutedRows(Rows(dataset.x, labels, group), pixels)
+            for group, pixels in zip(groups, permutations, strict=True)
+        ]
+
+    return ArrayStream(
+        name,
+        sources([draw(train, samples_per_task, subset, name) for _ in range(n_tasks)]),
+        evaluation={
+            "validation": TaskSets(sources([held_out] * n_tasks)),
+            "test": TaskSets(sources([dataset.test] * n_tasks)),
+        },
+        n_classes=dataset.n_classes,
+        batch_size=batch_size,
+        scaling=scaling,
+        seed=seed,
+    )
+
+
+def pixel_permutations(pixels: int, n_tasks: int, split_seed: int) -> list[Index]:
+    """The identity, then random orders of the pixels; more tasks leave the first ones as they were."""
+    chance = generator(split_seed, "permutation")
+    return [np.arange(pixels)] + [chance.permutation(pixels) for _ in range(n_tasks - 1)]

