@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from .accelerate import offers
 from .batch import Tree
-from .engine import fast_table
 from .network import NamedGradient, Network, finite
 from .undo import Operations, run
 
@@ -88,9 +88,8 @@ def descend(
     Raises:
         NotFinite: If a loss or a gradient is not finite.
     """
-    table = fast_table("DESCENTS") if updates > 1 and method == "forward" else {}
-    offers = [offer for kind, offer in table.items() if isinstance(network.model, kind)]
-    found: list[Descent | None] = [offer(network, x) for offer in offers]
+    offered = offers("DESCENTS", network.model) if updates > 1 and method == "forward" else []
+    found: list[Descent | None] = [offer(network, x) for offer in offered]
     descent: Descent = next(filter(None, found), PlainDescent(network, x, method))
     operations: Operations = ()
     if updates > 1:

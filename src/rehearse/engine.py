@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
+from .accelerate import offers
 from .batch import Batch, Tree, tree_concatenate, tree_leaves
 from .batchnorm import BatchNormPolicy
 from .errors import InvalidInput
@@ -77,7 +77,7 @@ class Plain:
         """
         self.network, self.loss, self.batchnorm = network, loss, batchnorm
         self.prepare = prepare or network.prepare
-        self._offers = [offer for kind, offer in fast_table("ENGINES").items() if isinstance(network.model, kind)]
+        self._offers = offers("ENGINES", network.model)
 
     def fastest(self, x: Tree) -> Engine:
         """Return the engine to use for inputs like these and the model as it is now."""
@@ -162,14 +162,3 @@ class Plain:
 def joined(first: Batch, second: Batch) -> Batch:
     """Return the inputs and targets of two batches as one batch."""
     return Batch(tree_concatenate([first.x, second.x]), torch.cat([first.y, second.y]))
-
-
-def fast_table(table: str) -> dict[type[nn.Module], Callable[..., Any]]:
-    """Return what may offer something faster, by kind of model; nothing if ``REHEARSE_FAST=0``, or without `fast/`."""
-    try:
-        from . import fast
-    except ImportError:
-        return {}
-    found: dict[type[nn.Module], Callable[..., Any]]
-    found = {} if os.environ.get("REHEARSE_FAST") == "0" else getattr(fast, table)
-    return found

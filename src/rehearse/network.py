@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import optimizer as global_hooks
 
+from .accelerate import kernels
 from .batch import Tree, tree_leaves, tree_map
 from .checks import check_model
 from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
@@ -83,7 +84,10 @@ class Network:
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
         self.random = random or RandomState(0)
         self.samples_passed = 0
-        self.twin = Twin(model)
+        self.twin, install = Twin(model, kernels()), kernels()
+        self._trained: Twin | None = None  # a copy that shares the model's tensors, where compiled kernels train it
+        if self.precision.training == torch.bfloat16 and install is not None:
+            self._trained = Twin(model, install, shared=True)
         self._saved: list[Restore] = []
         self.least_outputs = outputs(model)
 
@@ -145,6 +149,8 @@ class Network:
                 if tensors is not None:
                     called = self.twin.module
                     own = self.twin.place(tensors)
+                elif self._trained is not None:
+                    called = self._trained.in_mode("training")
                 found = (called if method == "forward" else getattr(called, method))(*arguments, **keywords)
         except RehearseError:
             raise

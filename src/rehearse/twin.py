@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,9 +25,18 @@ class Twin:
     is safe under the learner's lock alone.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        """Take a model; it is copied when the twin is first used."""
+    def __init__(
+        self, model: nn.Module, install: Callable[[nn.Module], None] | None = None, *, shared: bool = False
+    ) -> None:
+        """Take a model; it is copied when the twin is first used.
+
+        Args:
+            model: The model.
+            install: Called with every copy, to make it faster.
+            shared: Whether the copy computes with the model's own tensors: one for training.
+        """
         self.model = self.module = model
+        self._install, self._shared = install, shared
         self._live: list[nn.Module] = []
         self._attributes: list[Held] = []
         self._hooks: list[list[int]] = []
@@ -37,7 +46,7 @@ class Twin:
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a twin begins anew."""
-        return Twin(self.model).__dict__
+        return Twin(self.model, self._install, shared=self._shared).__dict__
 
     def follow(self) -> None:
         """Renew the copy if the model has changed."""
@@ -68,6 +77,12 @@ class Twin:
             if own.training != wanted:
                 object.__setattr__(own, "training", wanted)  # nn.Module's own looks for parameters first
 
+    def in_mode(self, mode: Mode) -> nn.Module:
+        """Return the copy, up to date and in this mode."""
+        self.follow()
+        self.set_mode(mode)
+        return self.module
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the model's parameters and copies of its buffers, by name."""
         return {
@@ -90,9 +105,11 @@ class Twin:
 
     def _renew(self, live: list[nn.Module], hooks: list[list[int]]) -> None:
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        memo: dict[int, Any] = {id(tensor): torch.empty_like(tensor, device="meta") for tensor in tensors}
+        memo: dict[int, Any] = {id(t): t if self._shared else torch.empty_like(t, device="meta") for t in tensors}
         try:
             self.module = copy.deepcopy(self.model, memo)
+            if self._install is not None:
+                self._install(self.module)
         except Exception:  # whatever a user's module raises
             self.module = self.model
         self._live, self._hooks, self._attributes = live, hooks, [dict(module.__dict__) for module in live]

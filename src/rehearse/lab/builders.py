@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from ..batch import Tree
-from ..compute import seed_sequence
 from ..errors import InvalidInput
 from ..learners import AGEM, GEM, Finetune, ICaRL, Learner, Replay
 from ..losses import AsymmetricCrossEntropy, DarkExperience
 from ..memory import ExemplarMemory, ReservoirMemory, TaskRingMemory
-from ..retrieval import Draws, MostInterfered, Retrieval, Uniform
+from ..random import seed_sequence
+from ..retrieval import MostInterfered, Retrieval, Uniform
+from .batchnorm import Published
+from .draws import Draws
 from .spec import Spec
 
 
@@ -75,7 +77,7 @@ def replay(
             loss=loss(spec),
             budget=spec.budget or 10,
             exclude_current_task=spec.exclude_current_task is not False and not all_tasks,
-            batchnorm=spec.batchnorm or "clean",  # type: ignore[arg-type]
+            batchnorm=Published() if spec.batchnorm == "published" else spec.batchnorm or "clean",
             **settings(spec, problem),
         )
 

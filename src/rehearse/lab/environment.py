@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ..kernels import kernels_at_hand
+from ..accelerate import kernels
 
 
 @cache
@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
         "processor_model": processor_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "kernels": "own" if torch.get_num_threads() == 1 and kernels_at_hand() else "torch",
+        "kernels": "own" if torch.get_num_threads() == 1 and kernels() is not None else "torch",
     }
 
 

@@ -19,12 +19,13 @@ import torch
 
 from .. import metrics
 from ..batch import Batch
-from ..compute import native_bfloat16, resolve_precision
 from ..errors import CheckpointError, InvalidInput
 from ..learners import Learner, Step
 from ..nets import make_network
+from ..precision import resolve_precision, supports_bfloat16
 from .environment import environment, peak_memory
 from .methods import Problem, build, find_method, precision_of, preparation_key, prepare_for
+from .predictors import alternative_predictors, own_metrics
 from .preparations import Cost, Preparation
 from .run_folder import RunLog, plain, take_up
 from .spec import Spec
@@ -130,7 +131,7 @@ def with_precision(spec: Spec, device: str = "cpu") -> Spec:
 
 @cache
 def _resolved_precision(network: str, precision: str, device: str, searches: bool) -> str:
-    if precision == "auto" and searches and native_bfloat16(torch.device(device)):
+    if precision == "auto" and searches and supports_bfloat16(torch.device(device)):
         return "bfloat16-scoring"  # measured for that network, so this is no rule of the library
     model = make_network(network, classes=10, input_shape=(3, 32, 32))
     return resolve_precision(precision, model, torch.device(device)).name
@@ -152,7 +153,7 @@ class Run:
         self.matrices = {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
         self.treatments = {
             treatment: {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
-            for treatment in self.learner.treatments()
+            for treatment in alternative_predictors(self.learner)
         }
         """The matrices under the learner's other ways to predict; what no metric reads, above the diagonal, stays."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
@@ -213,7 +214,7 @@ class Run:
     def _prepare(self, data: Batch | None, task: int, on_begin: Callable[[int, int], None] | None) -> Cost:
         """Let the learner prepare the task; gives what that took."""
         before, started, cpu = self.training_seconds, time.perf_counter(), time.process_time()
-        passed = self.learner.rows_passed
+        passed = self.learner.samples_passed
 
         def on_step(done: int, of: int) -> None:
             self.training_seconds = before + time.perf_counter() - started  # what is saved in the middle knows it too
@@ -223,7 +224,7 @@ class Run:
         self.learner.begin_task(data, task, on_step)
         seconds = time.perf_counter() - started
         self.training_seconds = before + seconds
-        return Cost(self.learner.rows_passed - passed, seconds, time.process_time() - cpu)
+        return Cost(self.learner.samples_passed - passed, seconds, time.process_time() - cpu)
 
     def _count(self, cost: Cost, maker: str) -> None:
         """What a preparation took that was made in another process: of this run before it was killed, or of another."""
@@ -265,18 +266,16 @@ class Run:
         self.extra[row] = self._extra_metrics(row)
         self.evaluation_seconds += time.perf_counter() - started
         started = time.process_time()
-        for treatment, predict in self.learner.treatments().items():
+        for treatment, predict in alternative_predictors(self.learner).items():
             for name, tasks in self.stream.evaluation.items():
                 for column, rows in enumerate(tasks[: row + 1]):
-                    same = predict == self.learner.predict
-                    accuracy = self.matrices[name][row, column] if same else _accuracy(predict, rows)
-                    self.treatments[treatment][name][row, column] = accuracy
+                    self.treatments[treatment][name][row, column] = _accuracy(predict, rows)
         self.treatments_cpu_seconds += time.process_time() - started
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
         """What the method measures of itself on the test sets of the tasks seen so far, averaged over them."""
         seen = self.stream.evaluation["test"] if self._iid else self.stream.evaluation["test"][: row + 1]
-        measured = [self.learner.evaluation_metrics(rows.x, rows.y) for rows in seen]
+        measured = [own_metrics(self.learner, rows.x) for rows in seen]
         return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
     # ---------------------------------------------------------------------------------------------------- state
@@ -328,7 +327,7 @@ class Run:
             "matrices": plain(_lists(self.matrices)),
             **({"treatments": treatments} if treatments else {}),
             "test_sizes": sizes,
-            "report": plain(self.learner.report()),
+            "report": plain(self.learner.diagnostics()),
             "cost": {
                 "seconds": self.elapsed,
                 "cpu_seconds": self.cpu_seconds,

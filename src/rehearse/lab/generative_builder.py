@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from ..compute import seed_sequence
 from ..errors import InvalidInput
 from ..latent import LatentSearch
 from ..learners import Coefficients, GenerativeReplay, LatentRetrieval, Learner
 from ..nets import VAE
+from ..random import seed_sequence
 from .builders import Problem, network_and_optimizer, settings
 from .spec import Plain, Spec
 

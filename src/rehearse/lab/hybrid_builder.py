@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
-from ..compute import seed_sequence
 from ..latent import LatentSearch
-from ..learners import AutoencoderReplay, CodeSearch, Learner
+from ..learners import CodeReplay, CodeSearch, Learner
 from ..memory import ReservoirMemory
 from ..nets import ConvAutoencoder
+from ..random import seed_sequence
 from .builders import Problem, candidates, network_and_optimizer, settings
 from .spec import Plain, Spec
 
 # What a run with a memory of codes may set: the autoencoder, the codes, who sees what (notes to each in
-# AutoencoderReplay and ConvAutoencoder).
+# CodeReplay and ConvAutoencoder).
 CODE_OPTIONS: dict[str, Plain] = {
     "autoencoder_epochs": 5,
     "autoencoder_budget": 100,
@@ -58,7 +58,7 @@ def coded(spec: Spec, problem: Problem) -> Learner:
 def coded_and_searched(spec: Spec, problem: Problem) -> Learner:
     """AE-MIR."""
     options: dict[str, Any] = {**CODE_OPTIONS, **CODE_SEARCH_OPTIONS, **spec.options}
-    weights = {name: options[name] for name in ("kl", "entropy", "foreseen_entropy")}
+    weights = {name: options[name] for name in ("kl", "entropy")} | {"ahead_entropy": options["foreseen_entropy"]}
     search = LatentSearch(options["search_steps"], options["step_size"])
     return _hybrid(spec, problem, options, CodeSearch(search, candidates=candidates(spec), **weights))
 
@@ -69,7 +69,7 @@ def _hybrid(spec: Spec, problem: Problem, options: dict[str, Any], search: CodeS
         torch.manual_seed(int(seed_sequence(spec.seed, "autoencoder-init").generate_state(1)[0]))
         sizes = {name: options[name] for name in ("channels", "depth", "output")}
         autoencoder = ConvAutoencoder(problem.input_shape, **sizes).to(problem.device)
-    return AutoencoderReplay(
+    return CodeReplay(
         classifier,
         optimizer,
         autoencoder,

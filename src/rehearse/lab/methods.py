@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..batch import Tree
-from ..compute import prepare_symmetric, prepare_unit
+import torch
+from torch import Tensor
+
+from ..batch import Tree, tree_map
 from ..errors import InvalidInput
 from ..learners import Learner
+from ..network import prepare_unit
 from . import builders
 from .builders import (
     Build,
@@ -287,3 +290,12 @@ def build(spec: Spec, problem: Problem) -> Learner:
 
 def prepare_for(scaling: str) -> Callable[[Tree], Tree]:
     return prepare_symmetric if scaling == "symmetric" else prepare_unit
+
+
+def prepare_symmetric(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
+    """Turn bytes into floats in [−1, 1], the scaling of the CIFAR-10 and Mini-ImageNet experiments: 2x − 1."""
+
+    def leaf(values: Tensor) -> Tensor:
+        return values.to(dtype).mul_(2 / 255).sub_(1) if values.dtype == torch.uint8 else values
+
+    return prepare_unit(tree_map(leaf, x), dtype)

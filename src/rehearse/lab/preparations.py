@@ -23,7 +23,7 @@ from ..batch import Batch
 from ..checkpoint import read_state, write_state
 from ..errors import CheckpointError, RehearseError
 from ..files import lock
-from ..learners import Learner
+from ..learners import CodeReplay, Learner
 from .environment import environment
 
 PAUSE_SECONDS: Final = 0.5
@@ -54,13 +54,15 @@ class Preparation:
 
     file: Path
     task: int
-    learner: Learner
+    learner: CodeReplay
 
     @classmethod
     def of(cls, learner: Learner, data: Batch | None, task: int, folder: Path) -> Preparation | None:
         """None where there is nothing to share: the learner prepares nothing much, or has begun with it."""
-        start = None if data is None else learner.before_preparation(task)
-        if data is None or start is None:
+        if data is None or not isinstance(learner, CodeReplay):
+            return None
+        start = _starting_point(learner, task)
+        if start is None:
             return None
         everything = [_software(), environment(), str(learner.device), data.x, start]
         return cls(folder / f"task-{task}-{_digest(everything)}", task, learner)
@@ -91,7 +93,7 @@ class Preparation:
             cost, maker = Cost(*kept["cost"]), str(kept["maker"])
             if kept["task"] != self.task:
                 raise CheckpointError(f"{self.file} is of another task")
-            self.learner.take_preparation(kept["prepared"], cost.rows)
+            _take(self.learner, kept["prepared"], cost.rows)
         except Exception:  # whatever is wrong with a file that need not be there
             return None
         return cost, maker
@@ -100,8 +102,46 @@ class Preparation:
         """Leave what the learner has made of the task for others, if there is room."""
         with contextlib.suppress(OSError, RehearseError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            prepared = {"prepared": self.learner.preparation(), "task": self.task}
+            prepared = {"prepared": _prepared(self.learner.state_dict()), "task": self.task}
             write_state(self.file, {**prepared, "cost": astuple(cost), "maker": maker})
+
+
+TRAINED: Final = ("autoencoder", "random", "seed", "codec", "steps", "begun", "prepared_task", "input")
+"""What `CodeReplay.begin_task` changes of a learner's own state, beside the codes in its memory."""
+
+
+def _starting_point(learner: CodeReplay, task: int) -> dict[str, Any] | None:
+    """Return all that a preparation starts from but the task's samples; None if it has begun, or cannot be shared."""
+    state, coded = learner.state_dict(), learner.coded
+    own, memory = state["own"], state["memory"]
+    if (own["begun"] is not None and own["begun"][0] == task) or memory["file"] is not None:
+        return None
+    network = coded.network
+    own["autoencoder"].pop("samples_passed")
+    return {
+        "own": {name: own[name] for name in ("autoencoder", "random", "seed", "codec", "steps")},
+        "how": (astuple(coded.schedule), network.clip, str(network.precision.training)),
+        "memory": {name: memory[name] for name in ("x", "columns")},
+        "replayed": learner.memory.slots(task if learner.exclude_current_task else None),
+    }
+
+
+def _prepared(state: dict[str, Any]) -> dict[str, Any]:
+    """Return what a preparation has made: the autoencoder, and the codes as it reads them."""
+    return {"own": {name: state["own"][name] for name in TRAINED}, "codes": state["memory"]["x"]}
+
+
+def _take(learner: CodeReplay, prepared: dict[str, Any], samples: int) -> None:
+    """Give a learner what another has prepared; what does not fit is refused, and nothing changed."""
+    state, own = learner.state_dict(), prepared["own"]
+    passed = state["own"]["autoencoder"]["samples_passed"]
+    _, rows, steps = own["begun"]
+    if steps != learner.coded.schedule.steps(rows)[1]:
+        raise CheckpointError(f"{steps} steps on {rows} samples are not as many as would be taken here")
+    state["own"] |= own
+    state["own"]["autoencoder"]["samples_passed"] = passed + samples
+    state["memory"]["x"] = prepared["codes"]
+    learner.load_state_dict(state)
 
 
 def _is_anothers(file: IO[str]) -> bool:

@@ -65,11 +65,11 @@ class RunLog:
             "step": self.run.position,
             "task": batch.task if isinstance(batch.task, int) else None,
             "incoming_loss": step.incoming_loss,
-            "recalled_loss": step.recalled_loss,
+            "replayed_loss": step.replayed_loss,
             "interference": None if step.interference is None else step.interference.mean().item(),
         }
-        if self.run.settings.trace and step.recalled is not None and step.recalled.slots is not None:
-            line["recalled"] = step.recalled.slots.tolist()
+        if self.run.settings.trace and step.replayed is not None and step.replayed.slots is not None:
+            line["replayed"] = step.replayed.slots.tolist()
             line["scores"] = None if step.interference is None else step.interference.tolist()
         self._write(line)
         if evaluated:

@@ -25,7 +25,7 @@ class DarkExperience:
     with ℓ the ``loss``, cross-entropy unless said otherwise; β = 0 is DER. The mean is over the logits that were
     stored: a head that has grown since has more outputs, of which the memory knows nothing.
 
-    Differs from the source: one replayed batch bears both terms. Recalled by `retrieval.Draws(…, 2)`, the first draw
+    Differs from the source: one replayed batch bears both terms. Recalled by `lab.draws.Draws(…, 2)`, the first draw
     bears the α term and the second the β term, as published.
     """
 

@@ -34,6 +34,8 @@ class ConvAutoencoder(nn.Module):
     """
 
     channels_last = True
+    kernels_in_float32 = True
+    """Codes are always made and read in float32."""
 
     def __init__(
         self,

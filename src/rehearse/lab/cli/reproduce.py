@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ...compute import PRECISIONS
 from ...errors import InvalidInput, MissingExtra
 from ...files import write_whole
+from ...precision import PRECISIONS
 from ..campaign import local
 from ..campaign.events import Failed
 from ..campaign.store import Store, results_in

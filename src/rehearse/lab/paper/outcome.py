@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
-from ...compute import PRECISIONS
+from ...precision import PRECISIONS
 from ..methods import precision_of
 from ..spec import Spec
 from ..statistics import Summary, Verdict, paired_difference, summary, verdict

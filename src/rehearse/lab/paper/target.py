@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidInput
-from ...learners.hybrid import REAL_TEST
 from ..methods import METHODS, resolve
+from ..predictors import REAL_TEST
 from ..spec import Spec, named_specs
 from .published import Cell
 

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ...errors import InvalidInput
-from ...learners.hybrid import REAL_TEST
+from ..predictors import REAL_TEST
 from ..streams import STREAMS
 from . import controls, own
 from .published import PUBLISHED, Cell, Setting, Table

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from ...diagnose import Diagnosis
 from ...errors import MissingExtra
-from ...learners.diagnose import Diagnosis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,16 +16,14 @@ from torch import Tensor
 
 from ...batch import Batch
 from ...errors import InvalidInput, MissingExtra
-from ...learners import Step
-from ...learners.generative import GenerativeReplay
-from ...learners.hybrid import AutoencoderReplay
+from ...learners import CodeReplay, GenerativeReplay, Step
 from ..experiment import Run
 from ..methods import prepare_for
 from .images import reconstructions_figure, retrieved_figure, write_grid
 
 IMAGINED = 20
 COLUMNS = 10
-RECALLED_ROWS = 3
+REPLAYED_ROWS = 3
 
 
 def check_pictures() -> None:
@@ -42,19 +40,19 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
         samples = learner.imagine(IMAGINED)
         rows = [("imagined", samples[start : start + COLUMNS]) for start in range(0, IMAGINED, COLUMNS)]
         write_grid(rows, images / f"{name}-imagined.png", value_range=value_range)
-        retrieved = learner.last_retrieved
-        if retrieved is not None and retrieved.classifier is not None:
+        retrieved = learner.retrieve(batch.x, batch.y)
+        if retrieved.classifier is not None:
             retrieved_figure(retrieved, images / f"{name}-retrieved.png", value_range=value_range)
         _draw_reconstructions(run, batch, learner.reconstruct, images / f"{name}-reconstructed.png")
         return
-    if isinstance(learner, AutoencoderReplay):
+    if isinstance(learner, CodeReplay):
         _draw_reconstructions(run, batch, learner.rebuild, images / f"{name}-reconstructed.png")
-    if step.recalled is not None:
+    if step.replayed is not None:
         prepare = prepare_for(run.stream.scaling)
-        recalled = _tensor(prepare(step.recalled.x))[: RECALLED_ROWS * COLUMNS]
+        replayed = _tensor(prepare(step.replayed.x))[: REPLAYED_ROWS * COLUMNS]
         parts = [("incoming", _tensor(prepare(batch.x)))]
-        parts += [("recalled", part) for part in torch.split(recalled, COLUMNS)]
-        write_grid(parts, images / f"{name}-recalled.png", value_range=value_range)
+        parts += [("replayed", part) for part in torch.split(replayed, COLUMNS)]
+        write_grid(parts, images / f"{name}-replayed.png", value_range=value_range)
 
 
 def _draw_reconstructions(run: Run, batch: Batch, rebuilt: Callable[[Tensor], Tensor], path: Path) -> None:
@@ -68,7 +66,7 @@ def _draw_reconstructions(run: Run, batch: Batch, rebuilt: Callable[[Tensor], Te
 def draw_figures(run: Run, batch: Batch, step: Step, folder: Path) -> None:
     """The same, and Figure 2 of the paper: what was retrieved for the classifier alone."""
     draw_task(run, batch, step, folder)
-    retrieved = run.learner.last_retrieved if isinstance(run.learner, GenerativeReplay) else None
+    retrieved = run.learner.retrieve(batch.x, batch.y) if isinstance(run.learner, GenerativeReplay) else None
     if retrieved is not None and retrieved.classifier is not None:
         path = folder / "images" / f"{_name(batch)}-retrieved-for-classifier.png"
         retrieved_figure(retrieved._replace(generator=None), path, value_range=_value_range(run))

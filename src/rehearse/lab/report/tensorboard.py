@@ -19,8 +19,8 @@ from ...errors import MissingExtra
 from ..campaign.events import Event, Failed, Finished, Started
 from ..campaign.store import Store
 
-SCALARS = ("incoming_loss", "recalled_loss", "interference")
-NOT_SCALARS = {"step", "task", "evaluated_after_task", "recalled", "scores"}
+SCALARS = ("incoming_loss", "replayed_loss", "interference")
+NOT_SCALARS = {"step", "task", "evaluated_after_task", "replayed", "scores"}
 
 
 def log_events(events: Iterator[Event], store: Store) -> Iterator[Event]:
