@@ -21,16 +21,23 @@ $(VENV)/.development: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),development]'
 	@touch $@
 
+# The compiled kernels, where there is a C compiler; without them everything works, slower on some processors.
+$(VENV)/.kernels: $(shell find kernels/src kernels/pyproject.toml) | $(VENV)/.development
+	if command -v cc >/dev/null; then $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation ./kernels; else echo "no C compiler: rehearse-kernels is not installed"; fi
+	@touch $@
+
 demo: $(VENV)/.demo  ## compare plain replay with most-interfered replay on five tasks of real digits
 	$(BIN)/rehearse run --out runs/demo
 
-test: $(VENV)/.development lint  ## everything that CI checks
+test: $(VENV)/.development $(VENV)/.kernels lint  ## everything that CI checks
 	sh tests/lab/page/install-chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	if [ -x "$$(command -v cc)" ]; then cd kernels && ../$(BIN)/python -m pytest -q -n 2 tests; fi
 
 lint: $(VENV)/.development  ## style, types, and the direction of imports
-	$(BIN)/ruff check src tests benchmarks pages
-	$(BIN)/ruff format --check src tests benchmarks pages
+	$(BIN)/ruff check src tests benchmarks pages kernels
+	$(BIN)/ruff format --check src tests benchmarks pages kernels
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
