@@ -53,9 +53,9 @@ def test_old_outputs_stay_to_the_bit_and_new_ones_are_small(bias: bool) -> None:
         one.observe(*batch(number))
     x = batch(9)[0]
     old = [parameter.detach().clone() for parameter in find_head(one.model)[1].parameters()]
-    before, places = one.scores(x), [[id(p) for p in group["params"]] for group in one.optimizer.param_groups]
+    before, places = one.logits(x), [[id(p) for p in group["params"]] for group in one.optimizer.param_groups]
     assert one.grow(7) == 4
-    after = one.scores(x)
+    after = one.logits(x)
     assert after.shape == (6, 7)
     _, head = find_head(one.model)
     for parameter, kept in zip(head.parameters(), old, strict=True):
@@ -147,7 +147,7 @@ def test_learning_goes_on_with_new_classes(make: str) -> None:
     one.grow(6)
     for number in range(4, 10):
         step = one.observe(*batch(number, classes=6))
-    assert step.recalled is not None
+    assert step.replayed is not None
     assert one.predict(batch(0)[0]).shape == (6,)
 
 
@@ -236,10 +236,10 @@ def test_recalibrated_statistics_logits_and_convolutions_follow() -> None:
         one.observe(*images(number, 2))
     one.predict(images(0, 2)[0])
     one.grow(5)
-    assert one.scores(images(0, 2)[0]).shape == (6, 5)
+    assert one.logits(images(0, 2)[0]).shape == (6, 5)
     for number in range(3, 8):
         one.observe(*images(number, 5))
-    assert one.scores(images(0, 2)[0]).isfinite().all()
+    assert one.logits(images(0, 2)[0]).isfinite().all()
 
 
 # ---------------------------------------------------------------------------------------------------- checkpoints

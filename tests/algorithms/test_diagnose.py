@@ -94,7 +94,7 @@ def test_what_the_loss_wants_kept_is_kept(batchnorm: str) -> None:
     """As the model says it before there are memories, whose statistics move while they come in."""
     one = learner(loss=DarkExperience(), batchnorm=batchnorm)
     x = torch.cat([x for x, _ in batches(2)])
-    said = one.scores(x)
+    said = one.logits(x)
     one.remember(batches(2))
     (name,) = one.memory.all().columns
     assert torch.equal(one.memory.all().columns[name], said)
@@ -290,7 +290,7 @@ def test_a_lone_memory_that_cannot_be_scored_is_refused_and_nothing_is_noted() -
         one.diagnose(*next(batches(1, rows=1)))
     assert_same(frozen(one.state_dict()), before)
     assert_same(outside(one.model), world)
-    assert one.lookahead.rows_passed == 0
+    assert one.lookahead.samples_passed == 0
     assert not one.lookahead.statistics
 
 

@@ -134,12 +134,12 @@ def test_predictions_are_those_of_the_other_treatments_and_change_nothing() -> N
         for one in (published, clean, recalibrated):
             one.observe(x, y)
     x = torch.randn(50, 5)
-    before = published.scores(x)
+    before = published.logits(x)
     ways = published.treatments()
     assert torch.equal(ways["clean"](x), clean.predict(x))
     assert torch.equal(ways["recalibrated"](x), recalibrated.predict(x))
-    assert torch.equal(published.scores(x), before)
-    assert not torch.equal(before, clean.scores(x))
+    assert torch.equal(published.logits(x), before)
+    assert not torch.equal(before, clean.logits(x))
 
 
 def test_by_default_the_statistics_are_of_the_memory_once_it_holds_enough() -> None:
@@ -148,12 +148,12 @@ def test_by_default_the_statistics_are_of_the_memory_once_it_holds_enough() -> N
     for x_new, y in batches(2 * ENOUGH // 10, 10):
         for one in (automatic, clean, recalibrated):
             one.observe(x_new, y)
-        assert not torch.equal(clean.scores(x), recalibrated.scores(x))
+        assert not torch.equal(clean.logits(x), recalibrated.logits(x))
         few = len(automatic.memory) < ENOUGH
-        assert torch.equal(automatic.scores(x), (clean if few else recalibrated).scores(x))
+        assert torch.equal(automatic.logits(x), (clean if few else recalibrated).scores(x))
     assert not few
     automatic.memory.forget(predicate=lambda rows: torch.ones(len(rows), dtype=torch.bool))
-    assert torch.equal(automatic.scores(x), clean.scores(x))
+    assert torch.equal(automatic.logits(x), clean.logits(x))
     assert inspect.signature(Replay).parameters["batchnorm"].default == "auto"
 
 
@@ -163,12 +163,12 @@ def test_statistics_are_estimated_anew_when_somebody_else_moves_the_model() -> N
     for x_new, y in batches(4, 10):
         one.observe(x_new, y)
         other.observe(x_new, y)
-    before = one.scores(x)
+    before = one.logits(x)
     moved = {name: value + 1 for name, value in one.model.state_dict().items() if "weight" in name}
     for each in (one, other):
         each.model.load_state_dict(moved, strict=False)
-    assert torch.equal(one.scores(x), other.scores(x))  # whether or not it was asked before
-    assert not torch.equal(one.scores(x), before)
+    assert torch.equal(one.logits(x), other.logits(x))  # whether or not it was asked before
+    assert not torch.equal(one.logits(x), before)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "without statistics", "without a counter"])
@@ -193,7 +193,7 @@ def test_batch_norm_that_cannot_be_estimated_is_left_as_it_is(kind: str) -> None
 
     x = torch.randn(6, 5)
     one.model.register_forward_hook(count)
-    assert torch.equal(one.scores(x), clean.scores(x))
+    assert torch.equal(one.logits(x), clean.logits(x))
     assert passed == 1  # no memory passes for nothing
 
 

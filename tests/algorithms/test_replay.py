@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Step, Uniform
-from rehearse.compute import RandomState, numpy_generator
+from rehearse.random import RandomState, numpy_generator
 from rehearse.errors import InvalidInput, InvalidType
 from sameness import assert_same, differences
 
@@ -126,7 +126,7 @@ class Textbook:
         self.model.train()
         first = copy.deepcopy(self.model) if joint else self.model
         first.zero_grad()
-        recalled, slots = None, None
+        replayed, slots = None, None
         if self.memory.eligible(task) or not joint:
             incoming = F.cross_entropy(first(x), y)
             incoming.backward()
@@ -139,14 +139,14 @@ class Textbook:
             scores = self.model(x if slots is None else torch.cat([x, rows.x]))
             loss = incoming = F.cross_entropy(scores[: len(x)], y)
             if slots is not None:
-                recalled = F.cross_entropy(scores[len(x) :], rows.y)
-                loss = incoming + self.weight * recalled
+                replayed = F.cross_entropy(scores[len(x) :], rows.y)
+                loss = incoming + self.weight * replayed
             loss.backward()
         elif slots is not None:
-            recalled = F.cross_entropy(self.model(rows.x), rows.y)
-            (self.weight * recalled).backward()
+            replayed = F.cross_entropy(self.model(rows.x), rows.y)
+            (self.weight * replayed).backward()
         self.optimizer.step()
-        return incoming.item(), None if recalled is None else recalled.item(), slots
+        return incoming.item(), None if replayed is None else replayed.item(), slots
 
     def _most_interfered(self, gradient: list[Tensor], task: int | None) -> list[int]:
         if self.candidates is None:
@@ -184,13 +184,13 @@ def scoring(model: nn.Module) -> nn.Module:
 def agree(learner: Replay, book: Textbook, tasks: bool = True) -> None:
     for number, (x, y, task) in enumerate(stream()):
         step = learner.observe(x, y, task if tasks else None)
-        incoming, recalled, slots = book.observe(x, y, task if tasks else None)
+        incoming, replayed, slots = book.observe(x, y, task if tasks else None)
         assert step.incoming_loss == pytest.approx(incoming, rel=1e-4), number
-        assert (step.recalled is None) == (slots is None)
-        if step.recalled is not None:
-            assert step.recalled.slots is not None
-            assert step.recalled.slots.tolist() == slots, number
-            assert step.recalled_loss == pytest.approx(recalled, rel=1e-4), number
+        assert (step.replayed is None) == (slots is None)
+        if step.replayed is not None:
+            assert step.replayed.slots is not None
+            assert step.replayed.slots.tolist() == slots, number
+            assert step.replayed_loss == pytest.approx(replayed, rel=1e-4), number
         for (name, mine), theirs in zip(learner.model.state_dict().items(), book.model.state_dict().values()):
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
 
@@ -249,16 +249,16 @@ def test_what_a_step_tells() -> None:
         seen += len(x)
         assert isinstance(step, Step)
         if task == 0:
-            assert (step.recalled, step.recalled_loss, step.interference) == (None, None, None)
+            assert (step.replayed, step.replayed_loss, step.interference) == (None, None, None)
             continue
-        assert step.recalled is not None
-        assert step.recalled.slots is not None
+        assert step.replayed is not None
+        assert step.replayed.slots is not None
         assert step.interference is not None
-        assert len(step.recalled) == 5
-        assert task not in step.recalled.task.tolist()  # type: ignore[union-attr]
+        assert len(step.replayed) == 5
+        assert task not in step.replayed.task.tolist()  # type: ignore[union-attr]
         assert step.interference.tolist() == sorted(step.interference.tolist(), reverse=True)
-        assert torch.equal(step.recalled.x, held["x"][step.recalled.slots])  # as they were before the batch entered
-    assert learner.memory.seen == learner.rows_observed == seen
+        assert torch.equal(step.replayed.x, held["x"][step.replayed.slots])  # as they were before the batch entered
+    assert learner.memory.seen == learner.samples_observed == seen
     assert learner.task == 2
 
 
@@ -266,10 +266,10 @@ def test_without_tasks_and_on_request_all_memories_take_part() -> None:
     for options, task in (({}, None), ({"exclude_current_task": False}, 0)):
         learner = replay(**options)
         first, second, *_ = stream()
-        assert learner.observe(first[0], first[1], task).recalled is None
-        recalled = learner.observe(second[0], second[1], task).recalled
-        assert recalled is not None
-        assert len(recalled) == 10
+        assert learner.observe(first[0], first[1], task).replayed is None
+        replayed = learner.observe(second[0], second[1], task).replayed
+        assert replayed is not None
+        assert len(replayed) == 10
 
 
 def test_tasks_by_row_leave_out_all_tasks_of_the_batch() -> None:
@@ -277,9 +277,9 @@ def test_tasks_by_row_leave_out_all_tasks_of_the_batch() -> None:
     for x, y, task in stream():
         learner.observe(x, y, task)
     x, y, _ = stream()[0]
-    recalled = learner.observe(x, y, [0] * 5 + [1] * 5).recalled
-    assert recalled is not None
-    assert set(recalled.task.tolist()) == {2}  # type: ignore[union-attr]
+    replayed = learner.observe(x, y, [0] * 5 + [1] * 5).replayed
+    assert replayed is not None
+    assert set(replayed.task.tolist()) == {2}  # type: ignore[union-attr]
 
 
 def test_with_one_seed_all_retrievals_hold_the_same_rows_at_every_step() -> None:
@@ -337,7 +337,7 @@ def test_a_model_in_double_precision() -> None:
     learner = Replay(model, sgd(model), ReservoirMemory(20))
     for x, y, task in stream():
         assert learner.observe(x, y, task).incoming_loss > 0
-    assert learner.scores(stream()[0][0]).dtype == torch.float64
+    assert learner.logits(stream()[0][0]).dtype == torch.float64
 
 
 # ----------------------------------------------------------------------------------------------------- batch-norm
@@ -379,8 +379,8 @@ def test_joint_replay_at_random_passes_every_row_once() -> None:
     rows = 0
     for x, y, task in stream():
         step = learner.observe(x, y, task)
-        rows += len(x) + (0 if step.recalled is None else len(step.recalled))
-    assert learner.forward_passes == pytest.approx(rows / learner.rows_observed)
+        rows += len(x) + (0 if step.replayed is None else len(step.replayed))
+    assert learner.forward_passes == pytest.approx(rows / learner.samples_observed)
 
 
 def test_the_control_moves_the_published_statistics_as_interfered_retrieval_does() -> None:
@@ -400,7 +400,7 @@ def test_without_batchnorm_the_choice_has_no_effect() -> None:
             learner.observe(x, y, task)
     for learner in learners[1:]:
         assert_same(learner.state_dict(), learners[0].state_dict())
-        assert_same(learner.scores(x), learners[0].scores(x))
+        assert_same(learner.logits(x), learners[0].scores(x))
 
 
 def literally_recalibrated(learner: Replay, x: Tensor) -> Tensor:
@@ -423,13 +423,13 @@ def literally_recalibrated(learner: Replay, x: Tensor) -> Tensor:
 def test_recalibrated_prediction_is_the_literal_one(capacity: int) -> None:
     learner = replay(Normed, batchnorm="recalibrated", capacity=capacity)
     x = torch.randn(7, 8)
-    untrained = learner.scores(x)
+    untrained = learner.logits(x)
     torch.testing.assert_close(untrained, copy.deepcopy(learner.model).eval()(x).detach())
     for number, (rows, y, task) in enumerate(stream()):
         learner.observe(rows, y, task)
         if number % 6 == 5:
             before = learner.state_dict()
-            torch.testing.assert_close(learner.scores(x), literally_recalibrated(learner, x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(learner.logits(x), literally_recalibrated(learner, x), rtol=1e-4, atol=1e-5)
             assert_same(learner.state_dict(), before)
     assert learner.model.norm.momentum == 0.1  # type: ignore[union-attr]
 
@@ -439,18 +439,18 @@ def test_recalibrated_statistics_follow_what_is_forgotten() -> None:
     for rows, y, task in stream():
         learner.observe(rows, y, task)
     x = torch.randn(7, 8)
-    before = learner.scores(x)
-    assert_same(learner.scores(x), before)
+    before = learner.logits(x)
+    assert_same(learner.logits(x), before)
     learner.memory.forget(predicate=lambda batch: batch.task == 2)
-    torch.testing.assert_close(learner.scores(x), literally_recalibrated(learner, x), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(learner.scores(x), before)
+    torch.testing.assert_close(learner.logits(x), literally_recalibrated(learner, x), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(learner.logits(x), before)
 
 
 def test_one_row_is_nothing_to_recalibrate_from() -> None:
     learner = replay(Normed, batchnorm="recalibrated", capacity=1)
     learner.observe(*stream()[0][:2])
     x = torch.randn(3, 8)
-    torch.testing.assert_close(learner.scores(x), copy.deepcopy(learner.model).eval()(x).detach())
+    torch.testing.assert_close(learner.logits(x), copy.deepcopy(learner.model).eval()(x).detach())
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -550,8 +550,8 @@ def test_trees_of_inputs() -> None:
         for x, y, task in stream():
             right = (x[:, :3] * 10).clamp(0, 255).to(torch.uint8)
             step = learner.observe((x, right) if form is tuple else {"right": right, "left": x}, y, task)
-        assert step.recalled is not None
-        assert isinstance(step.recalled.x, form)
+        assert step.replayed is not None
+        assert isinstance(step.replayed.x, form)
         assert len(learner.predict((x, right) if form is tuple else {"left": x, "right": right})) == len(x)
         finals.append(dict(model.named_parameters()))
     assert_same(finals[0], finals[1])

@@ -308,5 +308,5 @@ def test_a_lone_memory_does_not_stop_a_model_with_batch_norm() -> None:
     learner = build("er-mir")
     x, y = torch.randn(6, FEATURES), torch.tensor([0, 1, 2, 0, 1, 2])
     learner.remember([(x[:1], y[:1])])
-    assert learner.observe(x, y).recalled is None
-    assert learner.observe(x, y).recalled is not None
+    assert learner.observe(x, y).replayed is None
+    assert learner.observe(x, y).replayed is not None

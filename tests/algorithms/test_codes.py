@@ -14,7 +14,7 @@ from rehearse import Batch, ReservoirMemory
 from rehearse.compute import prepare_for_model
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
-from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes, hybrid_memory
+from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes, hybrid_memory
 from rehearse.learners.hybrid_codec import Codec
 from rehearse.learners.hybrid_search import distinct_neighbours
 from rehearse.nets import ConvAutoencoder
@@ -35,11 +35,11 @@ class Tiny(nn.Module):
         return self.head(self.body(x))
 
 
-def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None, **options: Any) -> AutoencoderReplay:
+def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None, **options: Any) -> CodeReplay:
     torch.manual_seed(7)
     classifier, autoencoder = Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1)
     options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
-    return AutoencoderReplay(
+    return CodeReplay(
         classifier,
         torch.optim.SGD(classifier.parameters(), lr=LR),
         autoencoder,
@@ -65,7 +65,7 @@ def images(n: int, seed: int, labels: tuple[int, int]) -> tuple[Tensor, Tensor]:
 TASKS = [images(20, task, (2 * task, 2 * task + 1)) for task in range(2)]
 
 
-def run(made: AutoencoderReplay, tasks: int = 2, batches: int = 4) -> list[Any]:
+def run(made: CodeReplay, tasks: int = 2, batches: int = 4) -> list[Any]:
     steps = []
     for task in range(tasks):
         x, y = TASKS[task]
@@ -78,8 +78,8 @@ def run(made: AutoencoderReplay, tasks: int = 2, batches: int = 4) -> list[Any]:
 # --------------------------------------------------------------------------------------------- Algorithm 3, slowly
 
 
-def slow(made: AutoencoderReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
-    """AE on TASKS with everything recalled and rehearsed: classifier, autoencoder and codes at the end."""
+def slow(made: CodeReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
+    """AE on TASKS with everything replayed and rehearsed: classifier, autoencoder and codes at the end."""
     classifier, autoencoder = copy.deepcopy(made.model), copy.deepcopy(made.autoencoder)
     adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
     before = copy.deepcopy(autoencoder).eval()
@@ -137,7 +137,7 @@ def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
     plain = copy.deepcopy(made.model)
     step = made.observe(x[:5], y[:5], 0)
     assert step.incoming_loss == pytest.approx(F.cross_entropy(plain.train()(x[:5]), y[:5]).item(), rel=1e-5)
-    torch.testing.assert_close(made.scores(x), made.model.eval()(x))
+    torch.testing.assert_close(made.logits(x), made.model.eval()(x))
     seen = learner()
     seen.begin_task(Batch(x, y, 0), 0)
     codec = seen.codec.autoencoder
@@ -145,22 +145,22 @@ def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
     first = seen.observe(x[:5], y[:5], 0)
     assert first.incoming_loss == pytest.approx(F.cross_entropy(plain.train()(shown[:5]), y[:5]).item(), rel=1e-5)
     assert first.incoming_loss != pytest.approx(step.incoming_loss, rel=1e-5)
-    torch.testing.assert_close(seen.scores(x), seen.model.eval()(shown))
+    torch.testing.assert_close(seen.logits(x), seen.model.eval()(shown))
     torch.testing.assert_close(seen.rebuild(x), shown)
 
 
 def test_recalled_codes_are_distinct_and_of_other_tasks() -> None:
     steps = run(learner(budget=8))
-    assert all(step.recalled is None for step in steps[:4])
+    assert all(step.replayed is None for step in steps[:4])
     for step in steps[4:]:
-        assert len(set(step.recalled.slots.tolist())) == 8
-        assert set(step.recalled.task.tolist()) == {0}
+        assert len(set(step.replayed.slots.tolist())) == 8
+        assert set(step.replayed.task.tolist()) == {0}
 
 
 @pytest.mark.parametrize("search", [None, CodeSearch()])
 def test_ten_codes_ten_times(search: CodeSearch | None) -> None:
     steps = run(learner(budget=12, copies=4, search=search))
-    slots = steps[-1].recalled.slots.tolist()
+    slots = steps[-1].replayed.slots.tolist()
     assert len(slots) == 12
     assert sorted(slots.count(slot) for slot in set(slots)) == [4, 4, 4]
     with pytest.raises(InvalidInput, match="budget of 10 cannot be 4 copies"):
@@ -170,7 +170,7 @@ def test_ten_codes_ten_times(search: CodeSearch | None) -> None:
 # --------------------------------------------------------------------------------------------------- the search
 
 
-def slowly_interfered(made: AutoencoderReplay, x: Tensor, y: Tensor, count: int, real: bool) -> list[int]:
+def slowly_interfered(made: CodeReplay, x: Tensor, y: Tensor, count: int, real: bool) -> list[int]:
     """The slots that AE-MIR should recall: deep copies, the objective by loops, neighbours by looking at all."""
     assert made.search is not None
     assert made.previous is not None
@@ -191,7 +191,7 @@ def slowly_interfered(made: AutoencoderReplay, x: Tensor, y: Tensor, count: int,
             for c in range(4):
                 total += made.search.kl * p[i, c] * (p[i, c] / q[i, c]).log()
                 total += made.search.entropy * p[i, c] * p[i, c].log()
-                total += made.search.foreseen_entropy * q[i, c] * q[i, c].log()
+                total += made.search.ahead_entropy * q[i, c] * q[i, c].log()
         z = (z + made.search.search.step_size * torch.autograd.grad(total, z)[0]).detach()
     rows = made.memory.all(exclude_task=1)
     assert rows.slots is not None
@@ -207,7 +207,7 @@ def slowly_interfered(made: AutoencoderReplay, x: Tensor, y: Tensor, count: int,
 
 @pytest.mark.parametrize("real", [False, True])
 def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
-    search = CodeSearch(LatentSearch(2, 3.0), kl=5.0, entropy=0.5, foreseen_entropy=2.0, candidates=None)
+    search = CodeSearch(LatentSearch(2, 3.0), kl=5.0, entropy=0.5, ahead_entropy=2.0, candidates=None)
     made = learner(capacity=100, search=search, budget=7, autoencode_virtual=not real)
     run(made, tasks=1)
     x, y = TASKS[1]
@@ -218,13 +218,13 @@ def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
     assert differences(made.previous.network.state_dict(), made.model.state_dict()), "θ′ is of the end of task 0"
     wanted = slowly_interfered(made, x[15:], y[15:], 7, real)
     step = made.observe(x[15:], y[15:], 1)
-    assert step.recalled is not None
-    assert step.recalled.slots is not None
-    assert step.recalled.slots.tolist() == wanted
-    torch.testing.assert_close(step.recalled.x, made.codec.read(made.memory.get(step.recalled.slots).x))
+    assert step.replayed is not None
+    assert step.replayed.slots is not None
+    assert step.replayed.slots.tolist() == wanted
+    torch.testing.assert_close(step.replayed.x, made.codec.read(made.memory.get(step.replayed.slots).x))
 
 
-def when_taken(made: AutoencoderReplay, tasks: list[int | None]) -> list[int]:
+def when_taken(made: CodeReplay, tasks: list[int | None]) -> list[int]:
     """The batches before which, or at whose end, θ′ became another."""
     x, y = TASKS[0]
     taken, last = [], made.previous
@@ -260,7 +260,7 @@ def test_candidates_are_what_the_memory_draws_of_other_tasks() -> None:
     other = copy.deepcopy(made.memory)
     drawn = other.sample(6, 1, ordered=True).slots
     step = made.observe(x[5:10], y[5:10], 1)
-    assert set(step.recalled.slots.tolist()) <= set(drawn.tolist())
+    assert set(step.replayed.slots.tolist()) <= set(drawn.tolist())
 
 
 @pytest.mark.parametrize("far", [None, 3e38])
@@ -273,23 +273,23 @@ def test_where_a_search_ends_nowhere_codes_of_other_tasks_are_drawn(
     if far:
         monkeypatch.setattr(CodeSearch, "__call__", lambda self, codes, *_: torch.full_like(codes, far))
     steps = run(made)
-    assert made.report()["search"]["fallbacks"] == 4
-    assert all(set(step.recalled.task.tolist()) == {0} for step in steps[4:])
-    assert any(sorted(step.recalled.slots.tolist()) != [0, 1, 2, 3] for step in steps[4:])
+    assert made.diagnostics()["search"]["fallbacks"] == 4
+    assert all(set(step.replayed.task.tolist()) == {0} for step in steps[4:])
+    assert any(sorted(step.replayed.slots.tolist()) != [0, 1, 2, 3] for step in steps[4:])
 
 
 def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
     made = learner(search=CodeSearch(LatentSearch(1, 0.5)))
     run(made)
-    told = made.report()["search"]
+    told = made.diagnostics()["search"]
     assert (told["searches"], told["fallbacks"], told["measured"]) == (4, 0, 1)
     assert told["objective_after"] > told["objective_before"]
-    parts = told["interference_before"], told["entropy_before"], told["foreseen_entropy_before"]
+    parts = told["interference_before"], told["entropy_before"], told["ahead_entropy_before"]
     assert told["objective_before"] == pytest.approx(20 * parts[0] - parts[1] - parts[2], rel=1e-4)
     wild = learner(capacity=100, search=CodeSearch(LatentSearch(3, 1e38)))
     steps = run(wild)
-    assert wild.report()["search"]["fallbacks"] > 0
-    assert len(steps[-1].recalled) == 20
+    assert wild.diagnostics()["search"]["fallbacks"] > 0
+    assert len(steps[-1].replayed) == 20
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
@@ -314,7 +314,7 @@ def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled(n
 def test_bytes_are_told_beside_those_of_raw_images(codes: str, size: int) -> None:
     made = learner(capacity=12, codes=codes)
     run(made)
-    told = made.report()["memory"]
+    told = made.diagnostics()["memory"]
     beside = 3 * 8  # label, task and arrival
     assert (told["codes"], told["code_bytes"], told["input_bytes"]) == (12, 12 * size, 16 * 4)
     assert told["bytes"] == 12 * (12 * size + beside)
@@ -340,7 +340,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     torch.testing.assert_close(half.floats(half.encode(x)), codes, rtol=1e-3, atol=1e-4)
 
 
-def brought_up_to_date(made: AutoencoderReplay) -> None:
+def brought_up_to_date(made: CodeReplay) -> None:
     made.coded.carry_out(hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0]))
 
 
@@ -392,7 +392,7 @@ def test_the_first_codes_of_a_batch_that_nobody_prepared_have_gone_one_way_only(
     torch.testing.assert_close(made.memory.all().x, made.codec.encode(x[:5]))
 
 
-def rehearsed(made: AutoencoderReplay, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rehearsed(made: CodeReplay, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of rows of each step of the autoencoder."""
     rows: list[int] = []
     plain = made.coded.training.step
@@ -556,7 +556,7 @@ class Linear(nn.Module):
 @pytest.mark.parametrize("codes", ["float32", "uint8"])
 def test_any_autoencoder_fits(codes: Any) -> None:
     classifier, autoencoder = Tiny(), Linear()
-    made = AutoencoderReplay(
+    made = CodeReplay(
         classifier,
         torch.optim.SGD(classifier.parameters(), lr=0.1),
         autoencoder,
@@ -566,7 +566,7 @@ def test_any_autoencoder_fits(codes: Any) -> None:
         budget=5,
         codes=codes,
     )
-    assert run(made)[-1].recalled.x.shape == (5, *SHAPE)
+    assert run(made)[-1].replayed.x.shape == (5, *SHAPE)
     assert made.memory.all().x.shape == (20, 6)
 
 
@@ -574,7 +574,7 @@ def test_what_is_no_autoencoder_is_refused() -> None:
     classifier, other = Tiny(), nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (classifier, other)]
     with pytest.raises(InvalidType, match="lacks encode and decode"):
-        AutoencoderReplay(classifier, optimizers[0], other, optimizers[1], ReservoirMemory(5))
+        CodeReplay(classifier, optimizers[0], other, optimizers[1], ReservoirMemory(5))
     for bad in ({"codes": "int4"}, {"statistics": "own"}, {"refresh": "never"}, {"replay_share": 2}, {"budget": 0}):
         with pytest.raises(InvalidInput, match=next(iter(bad))):
             learner(**bad)
@@ -614,7 +614,7 @@ def test_real_images_at_test_time_are_a_treatment_of_the_same_training() -> None
     before = made.state_dict()
     (predict,) = made.treatments().values()
     assert torch.equal(predict(x), without.predict(x))
-    torch.testing.assert_close(made.scores(x), made.model.eval()(made.rebuild(x)).detach())
+    torch.testing.assert_close(made.logits(x), made.model.eval()(made.rebuild(x)).detach())
     made.model.train()
     assert_same(made.state_dict(), before)
     assert not without.treatments()
@@ -633,7 +633,7 @@ def test_codes_that_are_read_ahead_are_those_that_are_read_as_they_are_drawn(mon
 def test_bytes_have_no_scale_before_there_is_something_to_measure_it_on() -> None:
     made = learner(codes="uint8")
     x, y = TASKS[0]
-    first, second = made.scores(x[:2])
+    first, second = made.logits(x[:2])
     assert not torch.equal(first, second)  # told from codes in full
     with pytest.raises(InvalidInput, match="need a scale first"):
         made.codec.encode(x)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from rehearse import Finetune
-from rehearse.compute import RandomState
+from rehearse.random import RandomState
 from rehearse.errors import InvalidInput
 
 
@@ -36,10 +36,10 @@ def test_a_plain_loop(updates: int, width: int, kind: Any) -> None:
                     loss.backward()
                     optimizer.step()
             assert step.incoming_loss == pytest.approx(loss.item(), rel=1e-3)
-            assert (step.recalled, step.recalled_loss, step.interference) == (None, None, None)
+            assert (step.replayed, step.replayed_loss, step.interference) == (None, None, None)
     for (name, mine), theirs in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    assert learner.rows_observed == 100
+    assert learner.samples_observed == 100
     assert learner.forward_passes == updates
 
 

@@ -63,8 +63,8 @@ def same(first, second):
 
 def test_there_is_no_replay_in_the_first_task():
     step = observed(learner(), 0, 0, 0)
-    assert step.recalled is None
-    assert step.recalled_loss is None
+    assert step.replayed is None
+    assert step.replayed_loss is None
 
 
 def test_the_snapshot_is_of_the_end_of_the_task():
@@ -92,7 +92,7 @@ def test_saying_that_the_task_ends_changes_nothing_but_when_the_snapshot_is_take
 
 def test_without_tasks_a_snapshot_is_taken_every_so_many_batches():
     ours = learner(snapshot_every=3)
-    replayed = [observed_one.recalled is not None for observed_one in (ours.observe(*batch(i)) for i in range(4))]
+    replayed = [observed_one.replayed is not None for observed_one in (ours.observe(*batch(i)) for i in range(4))]
     assert replayed == [False, False, False, True]
     first = ours.previous
     ours.end_task()  # who says so without tasks means a snapshot
@@ -106,10 +106,10 @@ def test_what_is_replayed_is_of_the_previous_generator_and_labelled_by_the_previ
     ours = learner(memories=3)
     observed(ours, 0, 0, 0)
     step = ours.observe(*batch(4), task=1)
-    x, probabilities = step.recalled.x, step.recalled.columns["probabilities"]
+    x, probabilities = step.replayed.x, step.replayed.columns["probabilities"]
     assert x.shape == (15, 6)
     torch.testing.assert_close(probabilities, ours.previous.classifier(x).softmax(1))
-    assert torch.equal(step.recalled.y, probabilities.argmax(1))
+    assert torch.equal(step.replayed.y, probabilities.argmax(1))
     assert step.interference is None
 
 
@@ -133,8 +133,8 @@ def test_an_update_is_the_sum_of_two_means():
     state = ours.random.get()
     x, y = batch(5)
     step = ours.observe(x, y, task=1)
-    probabilities = step.recalled.columns["probabilities"]
-    log_p = classifier(step.recalled.x).log_softmax(1)
+    probabilities = step.replayed.columns["probabilities"]
+    log_p = classifier(step.replayed.x).log_softmax(1)
     loss = F.cross_entropy(classifier(x), y) + 3 * -(probabilities * log_p).sum(1).mean()
     loss.backward()
     for parameter, moved in zip(classifier.parameters(), ours.model.parameters(), strict=True):
@@ -182,7 +182,7 @@ def test_the_fresh_look_ahead_is_the_step_on_the_incoming_batch():
         for parameter in foreseen.parameters():
             parameter -= LR * parameter.grad
     step = ours.observe(x, y, task=1)
-    torch.testing.assert_close(step.interference, interference(ours, foreseen, step.recalled.x), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(step.interference, interference(ours, foreseen, step.replayed.x), atol=1e-6, rtol=1e-4)
     assert (step.interference.diff() <= 0).all()
 
 
@@ -198,7 +198,7 @@ def test_a_search_in_bfloat16_leads_nearly_where_one_in_float32_does_and_trainin
         weight, asked = ours.model.hidden.weight, lowered.setdefault(precision, set())
         ours.model.flatten.register_forward_hook(lambda *_, asked=asked: asked.add(torch.is_autocast_enabled("cpu")))
         step = ours.observe(*batch(5), task=1)
-        found[precision] = step.recalled.x, weight.detach().clone()
+        found[precision] = step.replayed.x, weight.detach().clone()
         assert ours.search_report()["generator"]["interference_after"] is not None
     assert lowered == {"float32": {False}, "bfloat16-scoring": {True, False}}  # the search alone
     for exact, near in zip(found["float32"], found["bfloat16-scoring"], strict=True):
@@ -219,7 +219,7 @@ def test_the_stale_look_ahead_repeats_the_last_step():
         ):
             again.copy_(2 * present - past)
     step = ours.observe(*batch(5), task=1)
-    torch.testing.assert_close(step.interference, interference(ours, foreseen, step.recalled.x), atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(step.interference, interference(ours, foreseen, step.replayed.x), atol=1e-6, rtol=1e-4)
 
 
 def test_against_the_current_classifier_a_step_of_no_length_interferes_with_nothing():
@@ -246,7 +246,7 @@ def test_a_search_that_fails_replays_plain_samples_and_is_reported():
     ours = learner(classifier_retrieval=huge)
     step = observed(ours, 0, 1, 1)
     assert ours.search_report()["classifier"]["fallbacks"] == ours.search_report()["classifier"]["searches"] == 2
-    assert step.recalled.x.isfinite().all()
+    assert step.replayed.x.isfinite().all()
 
 
 @pytest.mark.parametrize("retrieval", [None, {"ranking": 3}, {"virtual_step": "optimizer"}, {"decode": "previous"}])
@@ -255,7 +255,7 @@ def test_the_generators_search_runs_in_every_form(retrieval):
     ours = learner(generator_retrieval=option)
     observed(ours, 0, 0, 1, 1)
     assert list(ours.search_report()) == ([] if retrieval is None else ["generator"])
-    assert list(ours.report()) == ([] if retrieval is None else ["search"])
+    assert list(ours.diagnostics()) == ([] if retrieval is None else ["search"])
     assert ours.last_retrieved.generator.shape == (10, 6)
 
 
@@ -347,7 +347,7 @@ def test_a_head_that_grows_goes_on_with_older_snapshots():
     ours.grow(6)
     x, _ = batch(5)
     step = ours.observe(x, torch.full((5,), 5), task=1)
-    assert step.recalled.columns["probabilities"].shape == (10, 4)
+    assert step.replayed.columns["probabilities"].shape == (10, 4)
     again = learner(classifier_retrieval=LatentRetrieval(LatentSearch(steps=1), gradient="stale"))
     again.load_state_dict(ours.state_dict())
     for each in (ours, again):
@@ -382,7 +382,7 @@ def test_every_row_that_passes_is_counted():
     assert ours.forward_passes == 3 * 2  # classifier and generator, three times
     ours.observe(*batch(1), task=1)
     rows = 5 * 3 * 2 + (10 + 10) + 10 + 3 * 2 * 15  # then: decode and label, decode, and 15 rows through both
-    assert ours.forward_passes * ours.rows_observed == rows
+    assert ours.forward_passes * ours.samples_observed == rows
 
 
 # --------------------------------------------------------------------------------------------- steps on the same rows

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rehearse.batch import Batch
 from rehearse.errors import InvalidInput
 from rehearse.learners import Replay
-from rehearse.losses import AsymmetricCrossEntropy, CrossEntropy, DarkExperience, to_remember
+from rehearse.losses import AsymmetricCrossEntropy, CrossEntropy, DarkExperience, columns_to_store
 from rehearse.memory import ReservoirMemory
 from rehearse.retrieval import Draws, MostInterfered, Uniform
 from sameness import assert_same, frozen
@@ -75,8 +75,8 @@ def test_only_logits_that_were_stored_count() -> None:
 
 def test_only_a_loss_that_asks_is_remembered_for() -> None:
     scores = torch.randn(2, 3, requires_grad=True)
-    assert to_remember(CrossEntropy(), scores) == {}
-    kept = to_remember(DarkExperience(), scores)
+    assert columns_to_store(CrossEntropy(), scores) == {}
+    kept = columns_to_store(DarkExperience(), scores)
     assert list(kept) == ["logits"]
     assert torch.equal(kept["logits"], scores)
     assert not kept["logits"].requires_grad
@@ -131,8 +131,8 @@ def test_replay_with_dark_experience_is_the_literal_algorithm(draws: int) -> Non
         for row, logits in zip(x, scores.detach(), strict=True):
             stored[tuple(row.tolist())] = logits
         loss = F.cross_entropy(scores, y)
-        if step.recalled is not None:
-            rows = step.recalled
+        if step.replayed is not None:
+            rows = step.replayed
             logits = torch.stack([stored[tuple(row.tolist())] for row in rows.x])
             first = second = torch.ones(len(rows), dtype=torch.bool)
             if draws == 2:
@@ -153,11 +153,11 @@ def test_replay_with_the_asymmetric_loss_is_the_literal_algorithm() -> None:
         present = sorted(set(y.tolist()))
         places = torch.tensor([present.index(label) for label in y.tolist()])
         loss = F.cross_entropy(literal(x)[:, present], places)
-        if step.recalled is not None:
-            loss = loss + F.cross_entropy(literal(step.recalled.x), step.recalled.y)
-            current += task in step.recalled.task.tolist()
+        if step.replayed is not None:
+            loss = loss + F.cross_entropy(literal(step.replayed.x), step.replayed.y)
+            current += task in step.replayed.task.tolist()
         sgd(literal, loss)
-    assert current >= 5  # memories of the current task are recalled too
+    assert current >= 5  # memories of the current task are replayed too
     for one, other in zip(ours.model.parameters(), literal.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
@@ -180,12 +180,12 @@ def test_interference_is_that_of_the_terms_a_memory_bears() -> None:
 
     expected, order = (terms(after) - terms(before)).sort(descending=True)
     step = ours.observe(x, y, task)
-    assert step.recalled is not None
+    assert step.replayed is not None
     assert step.interference is not None
-    assert step.recalled.slots is not None
+    assert step.replayed.slots is not None
     assert memory.slots is not None
     torch.testing.assert_close(step.interference, expected[:3], rtol=1e-3, atol=1e-5)
-    assert step.recalled.slots.tolist() == memory.slots[order[:3]].tolist()
+    assert step.replayed.slots.tolist() == memory.slots[order[:3]].tolist()
 
 
 def test_two_interfered_draws_come_ranked_together() -> None:
@@ -193,9 +193,9 @@ def test_two_interfered_draws_come_ranked_together() -> None:
     for batch in batches():
         step = ours.observe(*batch)
     assert step.interference is not None
-    assert step.recalled is not None
+    assert step.replayed is not None
     assert step.interference.tolist() == sorted(step.interference.tolist(), reverse=True)
-    assert sorted(step.recalled.columns["draw"].tolist()) == [0, 0, 0, 1, 1, 1]
+    assert sorted(step.replayed.columns["draw"].tolist()) == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_refused_batch_leaves_everything() -> None:

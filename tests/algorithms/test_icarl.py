@@ -89,9 +89,9 @@ def test_the_steps_are_those_of_the_formula(updates: int) -> None:
         step = ours.observe(x, y, task)
         new |= set(y.tolist())
         rows, labels = x, y
-        if step.recalled is not None:
-            rows, labels = torch.cat([x, step.recalled.x]), torch.cat([y, step.recalled.y])
-            assert set(step.recalled.y.tolist()) <= past
+        if step.replayed is not None:
+            rows, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
+            assert set(step.replayed.y.tolist()) <= past
             checked += 1
         for _ in range(updates):
             scores, loss = literal(rows), torch.zeros(())
@@ -139,14 +139,14 @@ def test_keeping_the_task_chooses_from_all_of_it() -> None:
     for batch in rows:
         ours.observe(*batch)
     x, y = torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows])
-    assert ours.report()["running_task_bytes"] == 40 * (3 * 4 + 8)
+    assert ours.diagnostics()["running_task_bytes"] == 40 * (3 * 4 + 8)
     ours.end_task()
     held = ours.memory.all()
     for label in (0, 1):
         of_class = x[y == label]
         best = of_class[herding(features(ours.model, of_class), 3)]
         assert torch.equal(held.x[held.y == label], best)
-    assert ours.report() == {"memory_bytes": ours.memory.nbytes, "running_task_bytes": 40 * (3 * 4 + 8)}
+    assert ours.diagnostics() == {"memory_bytes": ours.memory.nbytes, "running_task_bytes": 40 * (3 * 4 + 8)}
 
 
 def test_exemplars_give_way_in_the_order_of_herding() -> None:
@@ -298,7 +298,7 @@ def test_a_grown_head_distils_what_the_old_one_said() -> None:
     ours.end_task()
     ours.grow(8)
     step = ours.observe(torch.randn(4, 3), torch.tensor([6, 7, 6, 7]), 2)
-    assert step.recalled is not None
+    assert step.replayed is not None
     assert ours.predict_proba(torch.randn(3, 3)).shape == (3, 8)
     other = learner()
     other.load_state_dict(copy.deepcopy(ours.state_dict()))
@@ -316,8 +316,8 @@ def test_the_real_resnet() -> None:
         x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=chance)
         step = ours.observe(x, torch.tensor([0, 1, 0, 1]) + 2 * task, task)
     ours.end_task()
-    assert step.recalled is not None
-    assert set(step.recalled.y.tolist()) <= {0, 1}
+    assert step.replayed is not None
+    assert set(step.replayed.y.tolist()) <= {0, 1}
     assert Counter(ours.memory.all().y.tolist()) == dict.fromkeys(range(4), 4)
     probabilities = ours.predict_proba(x)
     assert probabilities.sum(1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
@@ -348,8 +348,8 @@ def test_what_is_remembered_becomes_exemplars_and_the_network_is_distilled_from(
     old = one.state_dict()["own"]["old"]
     assert_same({name: value for name, value in old.items() if name in before}, before)
     assert one.state_dict()["own"]["past_labels"] == [0, 1, 2, 3]
-    assert one.rows_observed == 0
-    assert one.state_dict()["rows_passed"] == 0
+    assert one.samples_observed == 0
+    assert one.state_dict()["samples_passed"] == 0
     labels, means = class_means(features(one.model, x), y)
     assert torch.equal(one.predict(x), labels[torch.cdist(features(one.model, x), means).argmin(1)])
 
@@ -360,8 +360,8 @@ def test_a_step_after_remembering_replays_and_distils() -> None:
     literal = copy.deepcopy(one.model)
     x, y, task = stream()[-1]
     step = one.observe(x, y, task)
-    assert step.recalled is not None
-    rows, labels = torch.cat([x, step.recalled.x]), torch.cat([y, step.recalled.y])
+    assert step.replayed is not None
+    rows, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
     goal = literal(rows).sigmoid().detach()
     for label in y.unique():
         goal[:, label] = (labels == label).float()

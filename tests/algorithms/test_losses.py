@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rehearse.batch import Batch
 from rehearse.errors import InvalidInput, InvalidType
-from rehearse.losses import CrossEntropy, as_loss, class_targets, per_row
+from rehearse.losses import CrossEntropy, as_loss, class_targets, per_sample
 
 SCORES = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]])
 CLASSES = Batch(torch.zeros(2, 1), torch.tensor([0, 1]))
@@ -21,8 +21,8 @@ BY_HAND = torch.tensor([math.log(2.0), math.log(4.0)])  # −log ½ and −log �
 
 
 class ThreeArgumentModule(nn.Module):
-    def forward(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
-        return F.cross_entropy(scores, batch.y, reduction="none") * (10 if recalled else 1)
+    def forward(self, scores: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        return F.cross_entropy(scores, batch.y, reduction="none") * (10 if replayed else 1)
 
 
 class TwoArgumentModule(nn.Module):
@@ -31,7 +31,7 @@ class TwoArgumentModule(nn.Module):
 
 
 class CallableObject:
-    def __call__(self, scores: Tensor, batch: Batch, recalled: bool) -> Tensor:
+    def __call__(self, scores: Tensor, batch: Batch, replayed: bool) -> Tensor:
         return F.cross_entropy(scores, batch.y, reduction="none")
 
 
@@ -44,7 +44,7 @@ class CallableObject:
         nn.CrossEntropyLoss(reduction="sum"),
         lambda scores, y: F.cross_entropy(scores, y, reduction="none"),
         functools.partial(F.cross_entropy, reduction="none"),
-        lambda scores, batch, recalled: F.cross_entropy(scores, batch.y, reduction="none"),
+        lambda scores, batch, replayed: F.cross_entropy(scores, batch.y, reduction="none"),
         TwoArgumentModule(),
         ThreeArgumentModule(),
         CallableObject(),
@@ -165,5 +165,5 @@ def test_losses_that_do_not_fit_the_batch(form: Any, y: Tensor, words: str) -> N
 
 
 def test_one_value_a_row_is_the_mean_over_the_rest() -> None:
-    assert per_row(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), 2).tolist() == [2.0, 2.0]
-    assert per_row(torch.tensor([1.0, 3.0]), 2).tolist() == [1.0, 3.0]
+    assert per_sample(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), 2).tolist() == [2.0, 2.0]
+    assert per_sample(torch.tensor([1.0, 3.0]), 2).tolist() == [1.0, 3.0]

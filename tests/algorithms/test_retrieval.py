@@ -96,19 +96,19 @@ def test_the_most_interfered_are_those_of_the_literal_computation(
     for _ in range(5):
         batch = incoming(task)
         gradient = gradient_of(model, batch)
-        recalled, scores = retrieval(memory, batch, gradient, look, 6)
+        replayed, scores = retrieval(memory, batch, gradient, look, 6)
         if candidates is None:
             drawn = twin.all(exclude_task=task).slots
         else:
             drawn = twin.sample(candidates, exclude_task=task).slots
-        assert recalled is not None
-        assert recalled.slots is not None
+        assert replayed is not None
+        assert replayed.slots is not None
         assert scores is not None
         assert drawn is not None
         expected_slots, expected_scores = literal(model, gradient, memory, drawn.tolist(), 6, best)
-        assert recalled.slots.tolist() == expected_slots
+        assert replayed.slots.tolist() == expected_slots
         torch.testing.assert_close(scores, torch.tensor(expected_scores), rtol=1e-4, atol=1e-5)
-        assert task is None or task not in recalled.task.tolist()  # type: ignore[union-attr]
+        assert task is None or task not in replayed.task.tolist()  # type: ignore[union-attr]
         model.load_state_dict(stepped(model, gradient).state_dict())
         new = (torch.randn(10, 8), torch.randint(0, 4, (10,)))
         taken = memory.add(*new, task=1)
@@ -145,14 +145,14 @@ def test_ties_go_to_the_lower_slot(candidates: int | None) -> None:
     same.add(torch.ones(12, 8), torch.zeros(12, dtype=torch.long))
     gradient = gradient_of(model, incoming())
     for _ in range(5):
-        recalled, scores = MostInterfered(candidates)(same, incoming(), gradient, look, 4)
-        assert recalled is not None
-        assert recalled.slots is not None
+        replayed, scores = MostInterfered(candidates)(same, incoming(), gradient, look, 4)
+        assert replayed is not None
+        assert replayed.slots is not None
         assert scores is not None
         assert len(set(scores.tolist())) == 1
-        assert recalled.slots.tolist() == sorted(recalled.slots.tolist())
+        assert replayed.slots.tolist() == sorted(replayed.slots.tolist())
         if candidates is None:
-            assert recalled.slots.tolist() == [0, 1, 2, 3]
+            assert replayed.slots.tolist() == [0, 1, 2, 3]
 
 
 def test_fewer_rows_than_the_budget_are_all_recalled() -> None:
@@ -161,10 +161,10 @@ def test_fewer_rows_than_the_budget_are_all_recalled() -> None:
     memory.add(torch.randn(3, 8), torch.tensor([0, 1, 2]), task=0)
     gradient = gradient_of(model, incoming())
     for retrieval in (Uniform(), Uniform(7), MostInterfered(), MostInterfered(None)):
-        recalled, scores = retrieval(memory, incoming(1), gradient, look, 10)
-        assert recalled is not None
-        assert recalled.slots is not None
-        assert sorted(recalled.slots.tolist()) == [0, 1, 2]
+        replayed, scores = retrieval(memory, incoming(1), gradient, look, 10)
+        assert replayed is not None
+        assert replayed.slots is not None
+        assert sorted(replayed.slots.tolist()) == [0, 1, 2]
         assert scores is None or len(scores) == 3
 
 
@@ -178,22 +178,22 @@ def test_with_nothing_eligible_nothing_is_recalled_and_nothing_is_drawn(retrieva
     assert retrieval(empty, incoming(), gradient, look, 5) == (None, None)
     assert retrieval(own, incoming(4), gradient, look, 5) == (None, None)
     assert_same(own.state_dict(), before)
-    assert look.rows_passed == 0
+    assert look.samples_passed == 0
 
 
 def test_fewer_candidates_than_the_budget_recall_the_candidates() -> None:
     model, look, memory = setting()
-    recalled, scores = MostInterfered(4)(memory, incoming(), gradient_of(model, incoming()), look, 10)
-    assert recalled is not None
+    replayed, scores = MostInterfered(4)(memory, incoming(), gradient_of(model, incoming()), look, 10)
+    assert replayed is not None
     assert scores is not None
-    assert len(recalled) == len(scores) == 4
+    assert len(replayed) == len(scores) == 4
 
 
 def test_scores_that_are_no_numbers_come_first() -> None:
     model, look, memory = setting()
     gradient = {name: torch.full_like(parameter, torch.nan) for name, parameter in model.named_parameters()}
-    recalled, scores = MostInterfered(None)(memory, incoming(), gradient, look, 3)
-    assert recalled is not None
+    replayed, scores = MostInterfered(None)(memory, incoming(), gradient, look, 3)
+    assert replayed is not None
     assert scores is not None
     assert scores.tolist() == [torch.inf] * 3
 
@@ -202,24 +202,24 @@ def test_plain_replay_recalls_a_sample() -> None:
     _, look, memory = setting()
     twin = setting()[2]
     twin.load_state_dict(memory.state_dict())
-    recalled, scores = Uniform()(memory, incoming(0), {}, look, 6)
+    replayed, scores = Uniform()(memory, incoming(0), {}, look, 6)
     assert scores is None
-    assert recalled is not None
-    assert_same(recalled.slots, twin.sample(6, exclude_task=0).slots)
-    assert look.rows_passed == 0
+    assert replayed is not None
+    assert_same(replayed.slots, twin.sample(6, exclude_task=0).slots)
+    assert look.samples_passed == 0
 
 
 def test_the_control_passes_candidates_and_takes_the_budget_from_them() -> None:
     _, look, memory = setting()
     twin = setting()[2]
     twin.load_state_dict(memory.state_dict())
-    recalled, scores = Uniform(20)(memory, incoming(0), {}, look, 6)
+    replayed, scores = Uniform(20)(memory, incoming(0), {}, look, 6)
     assert scores is None
-    assert recalled is not None
+    assert replayed is not None
     drawn = twin.sample(20, exclude_task=0).slots
     assert drawn is not None
-    assert_same(recalled.slots, drawn[:6])
-    assert look.rows_passed == len(drawn)
+    assert_same(replayed.slots, drawn[:6])
+    assert look.samples_passed == len(drawn)
 
 
 @pytest.mark.parametrize("retrieval", [Uniform(9), MostInterfered(9, "mi2"), MostInterfered(None, layers="head")])

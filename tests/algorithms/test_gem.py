@@ -166,7 +166,7 @@ def test_gem_is_the_literal_algorithm() -> None:
         projected += step is not g
         take_step(literal, step, 0.5)
         rings[task] = (rings.get(task, []) + list(zip(x, y, strict=True)))[-10:]
-        assert (result.recalled is None) == (task == 0)
+        assert (result.replayed is None) == (task == 0)
     assert projected > 3
     for ours, theirs in zip(model.parameters(), literal.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -181,10 +181,10 @@ def test_agem_is_the_literal_algorithm() -> None:
     for x, y, task in stream():
         result = learner.observe(x, y, task)
         g = flat_gradient(literal, x, y)
-        if result.recalled is not None:
-            assert len(result.recalled) == 7
-            assert task not in result.recalled.task.tolist()
-            r = flat_gradient(literal, result.recalled.x, result.recalled.y)
+        if result.replayed is not None:
+            assert len(result.replayed) == 7
+            assert task not in result.replayed.task.tolist()
+            r = flat_gradient(literal, result.replayed.x, result.replayed.y)
             if g @ r < 0:
                 g = g - (g @ r) / (r @ r) * r
                 projected += 1
@@ -247,7 +247,7 @@ def test_gem_steps_the_real_resnet() -> None:
     for task in (0, 0, 1, 1, 2):
         x = torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8, generator=chance)
         step = learner.observe(x, torch.randint(2 * task, 2 * task + 2, (4,), generator=chance), task)
-    assert step.recalled is not None
-    assert sorted(set(step.recalled.task.tolist())) == [0, 1]
+    assert step.replayed is not None
+    assert sorted(set(step.replayed.task.tolist())) == [0, 1]
     assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
     assert learner.predict_proba(x).sum(1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)

@@ -13,7 +13,7 @@ from rehearse import Batch
 from rehearse.compute import modes_of
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
-from rehearse.learners import AutoencoderReplay, CodeSearch, hybrid_codes
+from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes
 from rehearse.learners.hybrid_codec import Codec
 from rehearse.nets import ConvAutoencoder, make_network
 from sameness import assert_same
@@ -44,12 +44,12 @@ class Counting(nn.Module):
         return self.inner.decode(code)
 
 
-def with_networks(classifier: nn.Module, autoencoder: nn.Module, **options: Any) -> AutoencoderReplay:
+def with_networks(classifier: nn.Module, autoencoder: nn.Module, **options: Any) -> CodeReplay:
     made = learner()
     sgd = torch.optim.SGD(classifier.parameters(), lr=0.1)
     adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
     options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
-    return AutoencoderReplay(classifier, sgd, autoencoder, adam, made.memory, **options)
+    return CodeReplay(classifier, sgd, autoencoder, adam, made.memory, **options)
 
 
 @pytest.mark.parametrize("search", [3, True, "mir", CodeSearch().search])
@@ -83,7 +83,7 @@ def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
     shape = (1, 28, 28)
     network = lambda: make_network(spec.network, classes=10, input_shape=shape)  # noqa: E731
     made = build(spec, Problem(10, 5, shape, prepare_for("unit"), network))
-    assert isinstance(made, AutoencoderReplay)
+    assert isinstance(made, CodeReplay)
     assert made.search is not None
     assert made.search.candidates == spec.candidates == 500
     assert resolve("ae-mir", "split-mnist", {"budget": 600}).candidates == 600
@@ -113,7 +113,7 @@ class _Refusing:
 
         monkeypatch.setattr(Codec, "encode", encode)
 
-    def from_now_on(self, made: AutoencoderReplay) -> None:
+    def from_now_on(self, made: CodeReplay) -> None:
         """What the codec of today encodes is fine; what a new one does is refused."""
         self.active, self.known = True, made.codec
 
@@ -165,7 +165,7 @@ class Noisy(ConvAutoencoder):
 
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_refused_step_of_the_preparation_leaves_no_trace(step: int) -> None:
-    def noisy() -> AutoencoderReplay:
+    def noisy() -> CodeReplay:
         torch.manual_seed(7)
         return with_networks(Tiny(), Noisy(SHAPE, channels=3, depth=1), autoencoder_budget=4)
 
@@ -248,7 +248,7 @@ def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
 
 
 def test_buffers_that_torch_does_not_save_come_back() -> None:
-    def counting() -> AutoencoderReplay:
+    def counting() -> CodeReplay:
         torch.manual_seed(7)
         return with_networks(
             Counting(Tiny()), Counting(ConvAutoencoder(SHAPE, channels=3, depth=1)), search=some_search(candidates=20)
@@ -434,7 +434,7 @@ def test_rows_through_encoder_and_decoder_are_counted(codes: Any, monkeypatch: p
     run(made)
     x, y = TASKS[0]
     made.observe(x[:5], y[:5])  # a batch that nobody has prepared
-    assert made.rows_passed == counted + sum(passed)
+    assert made.samples_passed == counted + sum(passed)
 
 
 def test_a_copy_takes_over_which_parts_are_frozen() -> None:

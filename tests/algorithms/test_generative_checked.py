@@ -8,7 +8,7 @@ import torch
 from test_generative import batch, everything, learner, observed, same
 from torch import nn
 
-from rehearse.compute import prepare_unit
+from rehearse.network import prepare_unit
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
@@ -122,8 +122,8 @@ def test_points_that_the_networks_make_no_numbers_of_are_not_replayed():
     far = LatentRetrieval(LatentSearch(steps=2, step_size=1e6), Coefficients(diversity=1.0))
     ours = learner(generator=Exploding((6,), hidden=8, latent=3), classifier_retrieval=far)
     step = observed(ours, 0, 0, 1, 1)
-    assert step.recalled is not None
-    assert bool(step.recalled.x.isfinite().all())
+    assert step.replayed is not None
+    assert bool(step.replayed.x.isfinite().all())
     told = ours.search_report()["classifier"]
     assert (told["searches"], told["fallbacks"]) == (2, 2)
 
@@ -327,13 +327,13 @@ def test_the_rows_that_are_shown_begin_with_the_most_interfered():
     weights = Coefficients(kl=1.0, reconstruction=1.0)
     ours = learner(classifier_retrieval=retrieval(), generator_retrieval=retrieval(coefficients=weights))
     step = observed(ours, 0, 1)
-    assert torch.equal(ours.last_retrieved.classifier, step.recalled.x)
+    assert torch.equal(ours.last_retrieved.classifier, step.replayed.x)
     generator = generator_objective(weights, View(MLP(6, (8,), 4)), *[View(ours.previous.generator)] * 2, "own")
     assert generator.measured_every == 1
     under = learner(classifier_retrieval=retrieval(init="encoder"))
     step = observed(under, 0, 1)
-    assert not torch.equal(under.last_retrieved.classifier, step.recalled.x), "each under the row that it started from"
-    assert torch.equal(under.last_retrieved.classifier.sort(0).values, step.recalled.x.sort(0).values)
+    assert not torch.equal(under.last_retrieved.classifier, step.replayed.x), "each under the row that it started from"
+    assert torch.equal(under.last_retrieved.classifier.sort(0).values, step.replayed.x.sort(0).values)
 
 
 def test_the_generators_rows_are_ordered_by_their_interference(monkeypatch):
@@ -407,7 +407,7 @@ def test_a_classifier_may_rule_classes_out(searched):
     for task in (0, 0, 1, 1):
         x, y = batch(task)
         step = ours.observe(x, y % 3, task)
-    assert step.recalled_loss > 0
+    assert step.replayed_loss > 0
     assert all(report["fallbacks"] == 0 for report in ours.search_report().values())
     assert all(bool(parameter.isfinite().all()) for parameter in ours.model.parameters())
 
