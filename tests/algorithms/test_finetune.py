@@ -1,4 +1,4 @@
-"""Fine-tuning: plain steps, as many as asked for."""
+"""Finetune: plain steps on the incoming batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from rehearse import Finetune
-from rehearse.random import RandomState
 from rehearse.errors import InvalidInput
+from rehearse.random import RandomState
 
 
 @pytest.mark.parametrize("updates", [1, 3])
 @pytest.mark.parametrize("width", [16, 96])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_a_plain_loop(updates: int, width: int, kind: Any) -> None:
+def test_finetune_is_a_plain_loop(updates: int, width: int, kind: Any) -> None:
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.5), nn.Linear(width, 96), nn.ReLU())
     model.append(nn.Linear(96, 4))
     twin = copy.deepcopy(model)
@@ -44,7 +44,7 @@ def test_a_plain_loop(updates: int, width: int, kind: Any) -> None:
 
 
 @pytest.mark.parametrize("updates", [0, -1, 1.0, True, None])
-def test_refused_updates(updates: Any) -> None:
+def test_invalid_updates(updates: Any) -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(InvalidInput, match="updates"):
         Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1), updates=updates)

@@ -1,8 +1,7 @@
-"""GEM and A-GEM: the projection against brute force, the learners against literal loops over copies."""
+"""GEM: the projection against brute force, the learner against a literal loop over copies."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from fractions import Fraction
@@ -13,16 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from tasks_by_hand import Vector, flat_gradient, net, stream, take_step
+from torch import Tensor
 
-from rehearse.errors import InvalidInput, InvalidType
-from rehearse.learners import AGEM, GEM
+from rehearse.errors import InvalidInput
+from rehearse.learners import GEM
 from rehearse.learners.gem import project
-from rehearse.memory import ReservoirMemory, TaskRingMemory
+from rehearse.memory import TaskRingMemory
 from rehearse.nets import ReducedResNet18
-from sameness import assert_same, frozen
-
-Vector = np.ndarray[Any, Any]
 
 
 def brute_force(g: Vector, past: Vector, margin: float) -> Vector:
@@ -81,7 +78,7 @@ def problems(draw: st.DrawFn) -> tuple[Vector, Vector, float]:
 
 @settings(max_examples=400, deadline=None)
 @given(problems())
-def test_the_step_is_that_of_brute_force(problem: tuple[Any, Any, float]) -> None:
+def test_the_step_matches_brute_force(problem: tuple[Any, Any, float]) -> None:
     g, past, margin = problem
     step = project(torch.from_numpy(g), torch.from_numpy(past), margin).numpy()
     size = np.linalg.norm(g) + np.linalg.norm(past, axis=1).sum() + 1e-300
@@ -90,7 +87,7 @@ def test_the_step_is_that_of_brute_force(problem: tuple[Any, Any, float]) -> Non
     assert (past @ step >= -1e-7 * size * lengths).all()
 
 
-def test_by_hand() -> None:
+def test_projections_by_hand() -> None:
     g, past = torch.tensor([1.0, 0.0]).double(), torch.tensor([[-1.0, 1.0]]).double()
     # Without a margin the part of g along g_1 goes: g − (⟨g, g_1⟩ / 2) g_1.
     assert project(g, past, 0.0).tolist() == pytest.approx([0.5, 0.5])
@@ -99,7 +96,7 @@ def test_by_hand() -> None:
     assert project(g, past, 2.0).tolist() == pytest.approx([-1.0, 2.0])
 
 
-def test_nothing_changes_where_nothing_rises() -> None:
+def test_nothing_changes_if_no_past_loss_rises() -> None:
     g, past = torch.tensor([1.0, 2.0]).double(), torch.tensor([[1.0, 0.0], [0.0, 0.0], [2.0, -1.0]]).double()
     assert project(g, past, 0.5) is g
 
@@ -119,34 +116,6 @@ def test_opposed_gradients_at_any_distance_from_dependence_give_a_finite_step_no
 
 
 # ------------------------------------------------------------------------------------------------------- learners
-
-
-def net() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-def stream(steps_per_task: int = 6, tasks: int = 3) -> list[tuple[Tensor, Tensor, int]]:
-    chance = torch.Generator().manual_seed(1)
-    return [
-        (torch.randn(5, 4, generator=chance), torch.randint(0, 3, (5,), generator=chance), task)
-        for task in range(tasks)
-        for _ in range(steps_per_task)
-    ]
-
-
-def flat_gradient(model: nn.Module, x: Tensor, y: Tensor) -> Vector:
-    loss = nn.functional.cross_entropy(model(x), y)
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]).double().numpy()
-
-
-def take_step(model: nn.Module, step: Vector, lr: float) -> None:
-    start = 0
-    with torch.no_grad():
-        for parameter in model.parameters():
-            part = torch.from_numpy(step[start : start + parameter.numel()]).view_as(parameter)
-            parameter -= lr * part.to(parameter)
-            start += parameter.numel()
 
 
 def test_gem_is_the_literal_algorithm() -> None:
@@ -174,71 +143,14 @@ def test_gem_is_the_literal_algorithm() -> None:
     assert held == {(task, tuple(x.tolist())) for task, ring in rings.items() for x, _ in ring}
 
 
-def test_agem_is_the_literal_algorithm() -> None:
-    model, literal = net(), net()
-    learner = AGEM(model, torch.optim.SGD(model.parameters(), lr=0.5), TaskRingMemory(30, tasks=3), budget=7)
-    projected = 0
-    for x, y, task in stream():
-        result = learner.observe(x, y, task)
-        g = flat_gradient(literal, x, y)
-        if result.replayed is not None:
-            assert len(result.replayed) == 7
-            assert task not in result.replayed.task.tolist()
-            r = flat_gradient(literal, result.replayed.x, result.replayed.y)
-            if g @ r < 0:
-                g = g - (g @ r) / (r @ r) * r
-                projected += 1
-        take_step(literal, g, 0.5)
-    assert projected > 3
-    for ours, theirs in zip(model.parameters(), literal.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [GEM, AGEM])
-def test_resuming_goes_on_bit_for_bit(kind: Any) -> None:
-    def fresh() -> Any:
-        model = net()
-        return kind(model, torch.optim.SGD(model.parameters(), lr=0.3), TaskRingMemory(12), updates=2, seed=5)
-
-    batches = stream()
-    whole, first = fresh(), fresh()
-    for batch in batches:
-        whole.observe(*batch)
-    for batch in batches[:9]:
-        first.observe(*batch)
-    second = fresh()
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    for batch in batches[9:]:
-        second.observe(*batch)
-    assert_same(second.state_dict(), whole.state_dict())
-
-
-@pytest.mark.parametrize("kind", [GEM, AGEM])
-def test_refusals_change_nothing(kind: Any) -> None:
-    model = net()
-    learner = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(2))
-    for task in (0, 1):
-        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]), task)
-    before = frozen(learner.state_dict())
-    with pytest.raises(InvalidInput, match="needs to know the task"):
-        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]))
-    with pytest.raises(InvalidInput, match="too few for 3 tasks"):
-        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 2]), 2)
-    with pytest.raises(InvalidInput, match="outside the model's 3 outputs"):
-        learner.observe(torch.ones(3, 4), torch.tensor([0, 1, 3]), 1)
-    assert_same(learner.state_dict(), before)
-    with pytest.raises(InvalidType, match="TaskRingMemory"):
-        kind(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(5))
-
-
-def test_refused_margins() -> None:
+def test_invalid_margins() -> None:
     model = net()
     for margin in (-0.1, float("nan"), "half", True):
         with pytest.raises(InvalidInput, match="margin"):
             GEM(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(5), margin=margin)
 
 
-def test_gem_steps_the_real_resnet() -> None:
+def test_gem_steps_the_resnet() -> None:
     torch.manual_seed(0)
     model = ReducedResNet18()
     learner = GEM(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(20, tasks=5))

@@ -1,4 +1,4 @@
-"""Losses: every accepted form gives one value a row, the right one; the rest is refused in words."""
+"""Losses: every accepted form returns the right value for each sample; anything else raises an error."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rehearse.batch import Batch
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.losses import CrossEntropy, as_loss, class_targets, per_sample
 
-SCORES = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]])
+LOGITS = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]])
 CLASSES = Batch(torch.zeros(2, 1), torch.tensor([0, 1]))
 BY_HAND = torch.tensor([math.log(2.0), math.log(4.0)])  # −log ½ and −log ¼
 
 
 class ThreeArgumentModule(nn.Module):
-    def forward(self, scores: Tensor, batch: Batch, replayed: bool) -> Tensor:
-        return F.cross_entropy(scores, batch.y, reduction="none") * (10 if replayed else 1)
+    def forward(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        return F.cross_entropy(logits, batch.y, reduction="none") * (10 if replayed else 1)
 
 
 class TwoArgumentModule(nn.Module):
-    def forward(self, scores: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(scores, y, reduction="none")
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits, y, reduction="none")
 
 
 class CallableObject:
-    def __call__(self, scores: Tensor, batch: Batch, replayed: bool) -> Tensor:
-        return F.cross_entropy(scores, batch.y, reduction="none")
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        return F.cross_entropy(logits, batch.y, reduction="none")
 
 
 @pytest.mark.parametrize(
@@ -42,22 +42,22 @@ class CallableObject:
         CrossEntropy(),
         nn.CrossEntropyLoss(),
         nn.CrossEntropyLoss(reduction="sum"),
-        lambda scores, y: F.cross_entropy(scores, y, reduction="none"),
+        lambda logits, y: F.cross_entropy(logits, y, reduction="none"),
         functools.partial(F.cross_entropy, reduction="none"),
-        lambda scores, batch, replayed: F.cross_entropy(scores, batch.y, reduction="none"),
+        lambda logits, batch, replayed: F.cross_entropy(logits, batch.y, reduction="none"),
         TwoArgumentModule(),
         ThreeArgumentModule(),
         CallableObject(),
     ],
     ids=["none", "ours", "torch", "torch-sum", "two", "partial", "three", "module-two", "module-three", "object"],
 )
-def test_every_form_of_cross_entropy_gives_the_value_by_hand(form: Any) -> None:
-    torch.testing.assert_close(as_loss(form)(SCORES, CLASSES, False), BY_HAND)
+def test_every_form_of_cross_entropy_returns_the_value_by_hand(form: Any) -> None:
+    torch.testing.assert_close(as_loss(form)(LOGITS, CLASSES, False), BY_HAND)
 
 
-def test_a_loss_can_tell_memories_from_arrivals() -> None:
+def test_a_loss_may_treat_replayed_samples_differently() -> None:
     loss = as_loss(ThreeArgumentModule())
-    torch.testing.assert_close(loss(SCORES, CLASSES, True), 10 * BY_HAND)
+    torch.testing.assert_close(loss(LOGITS, CLASSES, True), 10 * BY_HAND)
 
 
 def test_the_users_module_is_not_changed() -> None:
@@ -66,28 +66,28 @@ def test_the_users_module_is_not_changed() -> None:
     assert module.reduction == "mean"
 
 
-def test_bfloat16_scores_are_judged_in_float32_and_float64_ones_in_float64() -> None:
-    assert as_loss(None)(SCORES.bfloat16(), CLASSES, False).dtype == torch.float32
-    assert as_loss(nn.CrossEntropyLoss())(SCORES.double(), CLASSES, False).dtype == torch.float64
+def test_losses_of_bfloat16_logits_are_float32_and_of_float64_logits_float64() -> None:
+    assert as_loss(None)(LOGITS.bfloat16(), CLASSES, False).dtype == torch.float32
+    assert as_loss(nn.CrossEntropyLoss())(LOGITS.double(), CLASSES, False).dtype == torch.float64
 
 
-def test_options_of_torch_count() -> None:
+def test_options_of_torchs_losses_are_kept() -> None:
     weighted = as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0])))
-    torch.testing.assert_close(weighted(SCORES, CLASSES, False), BY_HAND * torch.tensor([1.0, 5.0]))
+    torch.testing.assert_close(weighted(LOGITS, CLASSES, False), BY_HAND * torch.tensor([1.0, 5.0]))
 
 
 def test_class_probabilities_as_targets() -> None:
     soft = Batch(torch.zeros(2, 1), torch.tensor([[0.5, 0.5], [0.0, 1.0]], dtype=torch.float64))
     expected = torch.tensor([math.log(2.0), math.log(4.0)])
-    torch.testing.assert_close(as_loss(nn.CrossEntropyLoss())(SCORES, soft, False), expected)
+    torch.testing.assert_close(as_loss(nn.CrossEntropyLoss())(LOGITS, soft, False), expected)
 
 
-def test_pixelwise_labels_are_averaged_by_row() -> None:
-    scores = torch.randn(2, 3, 4)
+def test_pixelwise_labels_are_averaged_by_sample() -> None:
+    logits = torch.randn(2, 3, 4)
     batch = Batch(torch.zeros(2, 1), torch.randint(0, 3, (2, 4)))
-    expected = torch.stack([F.cross_entropy(scores[i].T, batch.y[i]) for i in range(2)])
-    torch.testing.assert_close(as_loss(None)(scores, batch, False), expected)
-    torch.testing.assert_close(as_loss(nn.CrossEntropyLoss())(scores, batch, False), expected)
+    expected = torch.stack([F.cross_entropy(logits[i].T, batch.y[i]) for i in range(2)])
+    torch.testing.assert_close(as_loss(None)(logits, batch, False), expected)
+    torch.testing.assert_close(as_loss(nn.CrossEntropyLoss())(logits, batch, False), expected)
 
 
 def test_values() -> None:
@@ -116,7 +116,7 @@ def test_labels() -> None:
         (lambda s, b, r: s[:, 0], None),
     ],
 )
-def test_what_the_outputs_mean(form: Any, kind: str | None) -> None:
+def test_kinds_of_outputs(form: Any, kind: str | None) -> None:
     assert as_loss(form).kind == kind
 
 
@@ -131,20 +131,20 @@ def test_what_the_outputs_mean(form: Any, kind: str | None) -> None:
         (torch.tensor([[0], [1]]), InvalidInput, r"shape \(2, 1\)"),
     ],
 )
-def test_refused_labels(form: Any, y: Tensor, kind: type[Exception], words: str) -> None:
+def test_invalid_labels(form: Any, y: Tensor, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
-        as_loss(form)(SCORES, Batch(torch.zeros(2, 1), y), False)
+        as_loss(form)(LOGITS, Batch(torch.zeros(2, 1), y), False)
 
 
 def test_labels_of_any_integer_dtype() -> None:
     for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32):
-        assert class_targets(SCORES, torch.tensor([0, 1], dtype=dtype)).dtype == torch.int64
+        assert class_targets(LOGITS, torch.tensor([0, 1], dtype=dtype)).dtype == torch.int64
         batch = Batch(torch.zeros(2, 1), torch.tensor([0, 1], dtype=dtype))
-        torch.testing.assert_close(as_loss(None)(SCORES, batch, True), BY_HAND)
+        torch.testing.assert_close(as_loss(None)(LOGITS, batch, True), BY_HAND)
 
 
 @pytest.mark.parametrize("form", [5, "cross_entropy", nn.CrossEntropyLoss, CrossEntropy])
-def test_refused_losses(form: Any) -> None:
+def test_invalid_losses(form: Any) -> None:
     with pytest.raises(InvalidType, match="callable"):
         as_loss(form)
 
@@ -153,7 +153,7 @@ def test_refused_losses(form: Any) -> None:
     ("form", "y", "words"),
     [
         (F.cross_entropy, torch.tensor([0, 1]), "reduction='none'"),
-        (lambda scores, y: scores[:1, 0], torch.tensor([0, 1]), "one value a row"),
+        (lambda logits, y: logits[:1, 0], torch.tensor([0, 1]), "one value per sample"),
         (functools.partial(F.cross_entropy, reduction="none"), torch.tensor([0, 5]), "cannot judge"),
         (nn.MSELoss(), torch.zeros(2, 3), r"shape \(2, 3\) do not fit"),
         (nn.MSELoss(), torch.zeros(4), r"shape \(4,\) do not fit"),
@@ -161,9 +161,9 @@ def test_refused_losses(form: Any) -> None:
 )
 def test_losses_that_do_not_fit_the_batch(form: Any, y: Tensor, words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        as_loss(form)(SCORES, Batch(torch.zeros(2, 1), y), False)
+        as_loss(form)(LOGITS, Batch(torch.zeros(2, 1), y), False)
 
 
-def test_one_value_a_row_is_the_mean_over_the_rest() -> None:
+def test_per_sample_averages_over_other_dimensions() -> None:
     assert per_sample(torch.tensor([[1.0, 3.0], [2.0, 2.0]]), 2).tolist() == [2.0, 2.0]
     assert per_sample(torch.tensor([1.0, 3.0]), 2).tolist() == [1.0, 3.0]

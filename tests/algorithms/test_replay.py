@@ -1,4 +1,4 @@
-"""Algorithm 1 against a textbook loop with deep copies; batch-norm in its four ways; what one seed decides."""
+"""Replay: Algorithm 1 against a textbook loop with deep copies, the batch-norm modes, and what one seed decides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Step, Uniform
-from rehearse.random import RandomState, numpy_generator
+from rehearse.batchnorm import BatchNormPolicy
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.lab.batchnorm import Published
+from rehearse.random import RandomState, numpy_generator
 from sameness import assert_same, differences
 
 MODES = ("published", "clean", "joint", "recalibrated")
@@ -32,15 +34,11 @@ class Flat(nn.Module):
         return self.head(self.body(x))
 
 
-class Wide(nn.Module):
-    """Wide enough for gradients to be kept as factors."""
+class Chain(nn.Sequential):
+    """Linear layers and ReLUs alone: the kind of model that `fast.dense` takes."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(8, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        super().__init__(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
 
 
 class Normed(nn.Module):
@@ -71,12 +69,12 @@ def network(kind: type[nn.Module] = Flat) -> nn.Module:
         return kind()
 
 
-def stream(tasks: int = 3, batches: int = 6, rows: int = 10) -> list[tuple[Tensor, Tensor, int]]:
+def stream(tasks: int = 3, batches: int = 6, samples: int = 10) -> list[tuple[Tensor, Tensor, int]]:
     generator = torch.Generator().manual_seed(2)
     return [
         (
-            torch.randn(rows, 8, generator=generator) + task,
-            torch.randint(0, 4, (rows,), generator=generator),
+            torch.randn(samples, 8, generator=generator) + task,
+            torch.randint(0, 4, (samples,), generator=generator),
             task,
         )
         for task in range(tasks)
@@ -88,20 +86,23 @@ def sgd(model: nn.Module, lr: float = 0.1, **options: Any) -> torch.optim.Optimi
     return torch.optim.SGD(model.parameters(), lr=lr, **options)
 
 
+def policy(mode: str) -> str | BatchNormPolicy:
+    return Published() if mode == "published" else mode
+
+
 def replay(kind: type[nn.Module] = Flat, retrieval: Any = None, *, seed: int = 0, **options: Any) -> Replay:
     model = network(kind)
     optimizer = options.pop("optimizer", sgd)(model)
     capacity = options.pop("capacity", 25)
     options.setdefault("precision", "float32")
     memory = ReservoirMemory(capacity, seed=seed)
-    return Replay(model, optimizer, memory, retrieval or MostInterfered(12), seed=seed, **options)
+    batchnorm = policy(options.pop("batchnorm", "auto"))
+    retrieval = retrieval or MostInterfered(12)
+    return Replay(model, optimizer, memory, retrieval, seed=seed, batchnorm=batchnorm, **options)
 
 
 class Textbook:
-    """Algorithm 1 word by word: deep copies, loops and .grad; draws and slots are those of a memory of the same seed.
-
-    ``passed`` are the statistics that the candidates' pass leaves in a copy of the network.
-    """
+    """Algorithm 1 word by word: deep copies, loops and .grad; draws and slots are from a memory of the same seed."""
 
     def __init__(self, kind: type[nn.Module], *, candidates: int | None, criterion: str, **options: Any) -> None:
         self.model = network(kind)
@@ -133,40 +134,41 @@ class Textbook:
         if self.memory.eligible(task):
             gradient = [p.grad.clone() for p in first.parameters() if p.grad is not None]
             slots = self._most_interfered(gradient, task)
-            rows = self.memory.get(torch.tensor(slots))
+            samples = self.memory.get(torch.tensor(slots))
         if joint:
             self.model.zero_grad()
-            scores = self.model(x if slots is None else torch.cat([x, rows.x]))
-            loss = incoming = F.cross_entropy(scores[: len(x)], y)
+            logits = self.model(x if slots is None else torch.cat([x, samples.x]))
+            loss = incoming = F.cross_entropy(logits[: len(x)], y)
             if slots is not None:
-                replayed = F.cross_entropy(scores[len(x) :], rows.y)
+                replayed = F.cross_entropy(logits[len(x) :], samples.y)
                 loss = incoming + self.weight * replayed
             loss.backward()
         elif slots is not None:
-            replayed = F.cross_entropy(self.model(rows.x), rows.y)
+            replayed = F.cross_entropy(self.model(samples.x), samples.y)
             (self.weight * replayed).backward()
         self.optimizer.step()
         return incoming.item(), None if replayed is None else replayed.item(), slots
 
     def _most_interfered(self, gradient: list[Tensor], task: int | None) -> list[int]:
         if self.candidates is None:
-            rows = self.memory.all(exclude_task=task)
+            samples = self.memory.all(exclude_task=task)
         else:
-            rows = self.memory.sample(self.candidates, exclude_task=task)
-        present, foreseen = copy.deepcopy(self.model), copy.deepcopy(self.model)
+            samples = self.memory.sample(self.candidates, exclude_task=task)
+        present, ahead = copy.deepcopy(self.model), copy.deepcopy(self.model)
         rates = {id(p): group["lr"] for group in self.optimizer.param_groups for p in group["params"]}
         with torch.no_grad():
-            for p, q, g in zip(self.model.parameters(), foreseen.parameters(), gradient, strict=True):
+            for p, q, g in zip(self.model.parameters(), ahead.parameters(), gradient, strict=True):
                 q -= rates[id(p)] * g
             before, after = (
-                F.cross_entropy(scoring(net)(rows.x), rows.y, reduction="none").tolist() for net in (present, foreseen)
+                F.cross_entropy(scoring(net)(samples.x), samples.y, reduction="none").tolist()
+                for net in (present, ahead)
             )
             if self.batchnorm == "published":
                 for buffer, passed in zip(self.model.buffers(), present.buffers(), strict=True):
                     buffer.copy_(passed)
         scores = {}
-        assert rows.slots is not None
-        for slot, was, becomes in zip(rows.slots.tolist(), before, after, strict=True):
+        assert samples.slots is not None
+        for slot, was, becomes in zip(samples.slots.tolist(), before, after, strict=True):
             if self.criterion == "mi2":
                 was = self.best[slot] = min(self.best.get(slot, float("inf")), was)
             scores[slot] = becomes - was
@@ -200,7 +202,7 @@ def agree(learner: Replay, book: Textbook, tasks: bool = True) -> None:
 
 @pytest.mark.parametrize("tasks", [True, False])
 @pytest.mark.parametrize("criterion", ["mi1", "mi2"])
-@pytest.mark.parametrize("kind", [Flat, Wide, Normed])
+@pytest.mark.parametrize("kind", [Flat, Chain, Normed])
 def test_algorithm_1(kind: type[nn.Module], criterion: Any, tasks: bool) -> None:
     agree(replay(kind, MostInterfered(12, criterion)), Textbook(kind, candidates=12, criterion=criterion), tasks)
 
@@ -221,7 +223,7 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
     ],
     ids=["updates", "weight", "small", "momentum", "all"],
 )
-@pytest.mark.parametrize("kind", [Flat, Wide])
+@pytest.mark.parametrize("kind", [Flat, Chain])
 def test_options_of_algorithm_1(kind: type[nn.Module], options: dict[str, Any]) -> None:
     agree(
         replay(kind, MostInterfered(None, "mi2"), **options),
@@ -230,8 +232,8 @@ def test_options_of_algorithm_1(kind: type[nn.Module], options: dict[str, Any]) 
 
 
 def test_without_weight_replay_is_finetuning() -> None:
-    learner = replay(Wide, replay_weight=0.0)
-    model = network(Wide)
+    learner = replay(Chain, replay_weight=0.0)
+    model = network(Chain)
     plain = Finetune(model, sgd(model))
     for x, y, task in stream():
         learner.observe(x, y, task)
@@ -240,7 +242,7 @@ def test_without_weight_replay_is_finetuning() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_what_a_step_tells() -> None:
+def test_the_fields_of_a_step() -> None:
     learner = replay(budget=5)
     seen = 0
     for x, y, task in stream():
@@ -262,7 +264,7 @@ def test_what_a_step_tells() -> None:
     assert learner.task == 2
 
 
-def test_without_tasks_and_on_request_all_memories_take_part() -> None:
+def test_without_tasks_and_on_request_all_stored_samples_are_eligible() -> None:
     for options, task in (({}, None), ({"exclude_current_task": False}, 0)):
         learner = replay(**options)
         first, second, *_ = stream()
@@ -272,7 +274,7 @@ def test_without_tasks_and_on_request_all_memories_take_part() -> None:
         assert len(replayed) == 10
 
 
-def test_tasks_by_row_leave_out_all_tasks_of_the_batch() -> None:
+def test_with_a_task_per_sample_all_tasks_of_the_batch_are_excluded() -> None:
     learner = replay()
     for x, y, task in stream():
         learner.observe(x, y, task)
@@ -282,20 +284,20 @@ def test_tasks_by_row_leave_out_all_tasks_of_the_batch() -> None:
     assert set(replayed.task.tolist()) == {2}  # type: ignore[union-attr]
 
 
-def test_with_one_seed_all_retrievals_hold_the_same_rows_at_every_step() -> None:
+def test_with_one_seed_all_retrievals_store_the_same_samples_at_every_step() -> None:
     plain = replay(retrieval=Uniform())
     others = [replay(retrieval=MostInterfered(12, "mi2")), replay(retrieval=Uniform(12)), replay(updates=3)]
     different = replay(retrieval=Uniform(), seed=1)
     for x, y, task in stream():
         for learner in (plain, *others, different):
             learner.observe(x, y, task)
-        rows = plain.memory.state_dict()
+        samples = plain.memory.state_dict()
         for learner in others:
-            assert_same(learner.memory.state_dict()["x"], rows["x"])
+            assert_same(learner.memory.state_dict()["x"], samples["x"])
     assert differences(different.memory.state_dict()["x"], plain.memory.state_dict()["x"])
 
 
-def test_a_frozen_parameter_stays_also_with_a_gradient_left_over() -> None:
+def test_a_frozen_parameter_does_not_move_even_if_it_has_a_grad() -> None:
     learner = replay()
     weight = learner.model.body[0].weight  # type: ignore[union-attr, index]
     weight.requires_grad_(False)
@@ -307,7 +309,7 @@ def test_a_frozen_parameter_stays_also_with_a_gradient_left_over() -> None:
     assert torch.equal(weight.grad, torch.ones_like(weight))
 
 
-def test_gradients_that_were_there_stay_there_and_have_no_part_in_the_step() -> None:
+def test_the_users_grads_stay_and_have_no_effect_on_the_step() -> None:
     learner, twin = replay(), replay()
     for parameter in learner.model.parameters():
         parameter.grad = torch.full_like(parameter, 100.0)
@@ -318,7 +320,7 @@ def test_gradients_that_were_there_stay_there_and_have_no_part_in_the_step() -> 
     assert all(bool((p.grad == 100).all()) for p in learner.model.parameters() if p.grad is not None)
 
 
-def test_clipping_limits_the_step() -> None:
+def test_clip_limits_the_step() -> None:
     x, y, task = stream()[0]
     for clip, limited in ((1e-3, True), (1e3, False)):
         model = network()
@@ -333,7 +335,7 @@ def test_clipping_limits_the_step() -> None:
 
 
 def test_a_model_in_double_precision() -> None:
-    model = network(Wide).double()
+    model = network(Chain).double()
     learner = Replay(model, sgd(model), ReservoirMemory(20))
     for x, y, task in stream():
         assert learner.observe(x, y, task).incoming_loss > 0
@@ -345,13 +347,13 @@ def test_a_model_in_double_precision() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", [{}, {"updates": 2, "replay_weight": 0.5}], ids=["plain", "updates"])
-def test_batchnorm_as_the_textbook_has_it(mode: Any, options: dict[str, Any]) -> None:
+def test_batchnorm_modes_match_the_textbook(mode: Any, options: dict[str, Any]) -> None:
     """Parameters and running statistics after every step."""
     learner = replay(Normed, MostInterfered(12), batchnorm=mode, **options)
     agree(learner, Textbook(Normed, candidates=12, criterion="mi1", batchnorm=mode, **options))
 
 
-def test_three_of_the_four_train_the_same_parameters_to_the_bit() -> None:
+def test_published_clean_and_recalibrated_train_bit_equal_parameters() -> None:
     learners = {mode: replay(Normed, batchnorm=mode) for mode in MODES}
     for x, y, task in stream():
         for learner in learners.values():
@@ -365,7 +367,7 @@ def test_three_of_the_four_train_the_same_parameters_to_the_bit() -> None:
     assert_same(buffers["recalibrated"], buffers["clean"])
     assert differences(buffers["published"], buffers["clean"])
     counts = {mode: int(buffers[mode]["norm.num_batches_tracked"]) for mode in MODES}
-    first, later = 6, 12  # batches without and with memories of other tasks
+    first, later = 6, 12  # batches without and with stored samples of other tasks
     assert counts == {
         "clean": first + 2 * later,
         "recalibrated": first + 2 * later,
@@ -374,16 +376,16 @@ def test_three_of_the_four_train_the_same_parameters_to_the_bit() -> None:
     }
 
 
-def test_joint_replay_at_random_passes_every_row_once() -> None:
+def test_joint_random_replay_passes_every_sample_once() -> None:
     learner = replay(Normed, Uniform(), batchnorm="joint")
-    rows = 0
+    samples = 0
     for x, y, task in stream():
         step = learner.observe(x, y, task)
-        rows += len(x) + (0 if step.replayed is None else len(step.replayed))
-    assert learner.forward_passes == pytest.approx(rows / learner.samples_observed)
+        samples += len(x) + (0 if step.replayed is None else len(step.replayed))
+    assert learner.forward_passes == pytest.approx(samples / learner.samples_observed)
 
 
-def test_the_control_moves_the_published_statistics_as_interfered_retrieval_does() -> None:
+def test_candidates_of_the_control_move_the_published_statistics_too() -> None:
     counts = {}
     for name, retrieval in (("er", Uniform()), ("control", Uniform(12)), ("mir", MostInterfered(12))):
         learner = replay(Normed, retrieval, batchnorm="published")
@@ -393,14 +395,15 @@ def test_the_control_moves_the_published_statistics_as_interfered_retrieval_does
     assert counts == {"er": 6 + 2 * 12, "control": 6 + 3 * 12, "mir": 6 + 3 * 12}
 
 
-def test_without_batchnorm_the_choice_has_no_effect() -> None:
+def test_without_batchnorm_the_mode_has_no_effect() -> None:
     learners = [replay(batchnorm=mode) for mode in MODES]
     for x, y, task in stream():
         for learner in learners:
             learner.observe(x, y, task)
     for learner in learners[1:]:
-        assert_same(learner.state_dict(), learners[0].state_dict())
-        assert_same(learner.logits(x), learners[0].scores(x))
+        for part in ("network", "random", "memory"):
+            assert_same(learner.state_dict()[part], learners[0].state_dict()[part])
+        assert_same(learner.logits(x), learners[0].logits(x))
 
 
 def literally_recalibrated(learner: Replay, x: Tensor) -> Tensor:
@@ -413,20 +416,20 @@ def literally_recalibrated(learner: Replay, x: Tensor) -> Tensor:
     norm.momentum = None
     scoring(model)
     with torch.no_grad():
-        for rows in order.split(100):
-            if len(rows) > 1:
-                model(everything.x[rows])
+        for samples in order.split(100):
+            if len(samples) > 1:
+                model(everything.x[samples])
         return model.eval()(x)
 
 
 @pytest.mark.parametrize("capacity", [30, 101, 130])
-def test_recalibrated_prediction_is_the_literal_one(capacity: int) -> None:
+def test_recalibrated_prediction_matches_the_literal_computation(capacity: int) -> None:
     learner = replay(Normed, batchnorm="recalibrated", capacity=capacity)
     x = torch.randn(7, 8)
     untrained = learner.logits(x)
     torch.testing.assert_close(untrained, copy.deepcopy(learner.model).eval()(x).detach())
-    for number, (rows, y, task) in enumerate(stream()):
-        learner.observe(rows, y, task)
+    for number, (samples, y, task) in enumerate(stream()):
+        learner.observe(samples, y, task)
         if number % 6 == 5:
             before = learner.state_dict()
             torch.testing.assert_close(learner.logits(x), literally_recalibrated(learner, x), rtol=1e-4, atol=1e-5)
@@ -434,10 +437,10 @@ def test_recalibrated_prediction_is_the_literal_one(capacity: int) -> None:
     assert learner.model.norm.momentum == 0.1  # type: ignore[union-attr]
 
 
-def test_recalibrated_statistics_follow_what_is_forgotten() -> None:
+def test_recalibrated_statistics_follow_the_memory() -> None:
     learner = replay(Normed, batchnorm="recalibrated")
-    for rows, y, task in stream():
-        learner.observe(rows, y, task)
+    for samples, y, task in stream():
+        learner.observe(samples, y, task)
     x = torch.randn(7, 8)
     before = learner.logits(x)
     assert_same(learner.logits(x), before)
@@ -446,7 +449,7 @@ def test_recalibrated_statistics_follow_what_is_forgotten() -> None:
     assert not torch.allclose(learner.logits(x), before)
 
 
-def test_one_row_is_nothing_to_recalibrate_from() -> None:
+def test_a_single_stored_sample_does_not_recalibrate() -> None:
     learner = replay(Normed, batchnorm="recalibrated", capacity=1)
     learner.observe(*stream()[0][:2])
     x = torch.randn(3, 8)
@@ -471,13 +474,13 @@ def test_one_row_is_nothing_to_recalibrate_from() -> None:
         {"seed": -1},
     ],
 )
-def test_refused_options(options: dict[str, Any]) -> None:
+def test_invalid_options(options: dict[str, Any]) -> None:
     model = network()
     with pytest.raises(InvalidInput, match=next(iter(options))):
         Replay(model, sgd(model), ReservoirMemory(5), **options)
 
 
-def test_refused_parts() -> None:
+def test_invalid_parts() -> None:
     model = network()
     with pytest.raises(InvalidType, match="Memory"):
         Replay(model, sgd(model), 500)  # type: ignore[arg-type]
@@ -492,7 +495,7 @@ def test_refused_parts() -> None:
 
 
 class Fragile(nn.Module):
-    """Breaks on certain rows once it has seen ``limit`` batches."""
+    """Returns infinite logits for certain samples once it has seen ``limit`` batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -507,8 +510,8 @@ class Fragile(nn.Module):
 
 
 @pytest.mark.parametrize("updates", [1, 3])
-def test_a_memory_that_breaks_the_last_update_takes_everything_back(updates: int) -> None:
-    """By then rows were drawn, best losses noted, statistics moved and (with 3 updates) two steps taken."""
+def test_a_failure_in_the_last_update_undoes_everything(updates: int) -> None:
+    """By then samples were drawn, best losses noted, statistics moved and (with 3 updates) two steps taken."""
     model = Fragile()
     learner = Replay(
         model,
@@ -517,7 +520,7 @@ def test_a_memory_that_breaks_the_last_update_takes_everything_back(updates: int
         MostInterfered(None, "mi2"),
         budget=20,
         updates=updates,
-        batchnorm="published",
+        batchnorm=Published(),
     )
     for task in (0, 0, 1):
         learner.observe(torch.randn(5, 8), torch.randint(0, 4, (5,)), task=task)
@@ -533,7 +536,7 @@ def test_a_memory_that_breaks_the_last_update_takes_everything_back(updates: int
     assert differences(learner.state_dict(), before)
 
 
-def test_trees_of_inputs() -> None:
+def test_tuples_and_dicts_of_inputs() -> None:
     class TwoInputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()

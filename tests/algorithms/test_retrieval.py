@@ -1,4 +1,4 @@
-"""Retrieval: MI-1 and MI-2 against a literal computation with deep copies and masks."""
+"""Retrievals: MI-1 and MI-2 against a literal computation with deep copies, one sample at a time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rehearse import Batch, Lookahead, MostInterfered, ReservoirMemory, Uniform
+from rehearse import Batch, MostInterfered, ReservoirMemory, Uniform
+from rehearse.batchnorm import Clean
+from rehearse.engine import Plain
 from rehearse.errors import InvalidInput
+from rehearse.losses import CrossEntropy
+from rehearse.network import NamedGradient, Network
 from sameness import assert_same, frozen, outside
 
 RATE = 0.5
@@ -25,22 +29,23 @@ def seeded() -> Iterator[None]:
         yield
 
 
-def setting(capacity: int = 30, rows: int = 60) -> tuple[nn.Module, Lookahead, ReservoirMemory]:
+def setting(capacity: int = 30, samples: int = 60) -> tuple[nn.Module, Plain, ReservoirMemory]:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
     memory = ReservoirMemory(capacity, seed=1)
-    for start in range(0, rows, 10):
+    for start in range(0, samples, 10):
         memory.add(torch.randn(10, 8), torch.randint(0, 4, (10,)), task=[(start + i) % 3 for i in range(10)])
-    return model, Lookahead(model, torch.optim.SGD(model.parameters(), lr=RATE)), memory
+    network = Network(model, torch.optim.SGD(model.parameters(), lr=RATE))
+    return model, Plain(network, CrossEntropy(), Clean()), memory
 
 
 def incoming(task: int | None = None) -> Batch:
     return Batch(torch.randn(10, 8), torch.randint(0, 4, (10,)), task)
 
 
-def gradient_of(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def gradient_of(model: nn.Module, batch: Batch) -> NamedGradient:
     other = copy.deepcopy(model).eval()
     F.cross_entropy(other(batch.x), batch.y).backward()
-    return {name: p.grad for name, p in other.named_parameters() if p.grad is not None}
+    return NamedGradient({name: p.grad for name, p in other.named_parameters() if p.grad is not None})
 
 
 def stepped(model: nn.Module, gradient: dict[str, Tensor]) -> nn.Module:
@@ -64,15 +69,15 @@ def literal(
     budget: int,
     best: dict[int, float] | None,
 ) -> tuple[list[int], list[float]]:
-    """One row at a time: (slots, scores), the highest first; ``best`` holds the lowest loss so far of MI-2."""
+    """One sample at a time: (slots, interference), the highest first; ``best`` holds the lowest loss so far of MI-2."""
     there = stepped(model, gradient)
     everything = memory.all()
     assert everything.slots is not None
     scores: dict[int, float] = {}
     for slot in slots:
-        row = int((everything.slots == slot).nonzero())
-        before = loss_of(model, everything.x[row], everything.y[row])
-        after = loss_of(there, everything.x[row], everything.y[row])
+        position = int((everything.slots == slot).nonzero())
+        before = loss_of(model, everything.x[position], everything.y[position])
+        after = loss_of(there, everything.x[position], everything.y[position])
         if best is not None:
             best[slot] = min(best.get(slot, float("inf")), before)
             before = best[slot]
@@ -84,11 +89,11 @@ def literal(
 @pytest.mark.parametrize("criterion", ["mi1", "mi2"])
 @pytest.mark.parametrize("task", [None, 2])
 @pytest.mark.parametrize("candidates", [None, 12, 100])
-def test_the_most_interfered_are_those_of_the_literal_computation(
+def test_the_most_interfered_match_the_literal_computation(
     criterion: Any, task: int | None, candidates: int | None
 ) -> None:
-    """Several steps, the model moving in between, the memory too: the best losses of MI-2 stay with their rows."""
-    model, look, memory = setting()
+    """Several steps, the model moving in between, the memory too: the best losses of MI-2 stay with their samples."""
+    model, engine, memory = setting()
     twin = setting()[2]
     twin.load_state_dict(memory.state_dict())
     retrieval = MostInterfered(candidates, criterion)
@@ -96,19 +101,19 @@ def test_the_most_interfered_are_those_of_the_literal_computation(
     for _ in range(5):
         batch = incoming(task)
         gradient = gradient_of(model, batch)
-        replayed, scores = retrieval(memory, batch, gradient, look, 6)
+        retrieved, interference = retrieval(memory, batch, gradient, engine, 6)
         if candidates is None:
             drawn = twin.all(exclude_task=task).slots
         else:
             drawn = twin.sample(candidates, exclude_task=task).slots
-        assert replayed is not None
-        assert replayed.slots is not None
-        assert scores is not None
+        assert retrieved is not None
+        assert retrieved.slots is not None
+        assert interference is not None
         assert drawn is not None
         expected_slots, expected_scores = literal(model, gradient, memory, drawn.tolist(), 6, best)
-        assert replayed.slots.tolist() == expected_slots
-        torch.testing.assert_close(scores, torch.tensor(expected_scores), rtol=1e-4, atol=1e-5)
-        assert task is None or task not in replayed.task.tolist()  # type: ignore[union-attr]
+        assert retrieved.slots.tolist() == expected_slots
+        torch.testing.assert_close(interference, torch.tensor(expected_scores), rtol=1e-4, atol=1e-5)
+        assert task is None or task not in retrieved.task.tolist()  # type: ignore[union-attr]
         model.load_state_dict(stepped(model, gradient).state_dict())
         new = (torch.randn(10, 8), torch.randint(0, 4, (10,)))
         taken = memory.add(*new, task=1)
@@ -122,16 +127,16 @@ def test_the_most_interfered_are_those_of_the_literal_computation(
 
 
 def test_the_two_criteria_differ() -> None:
-    """A row whose loss was low before and is high now has been forgotten already: only MI-2 sees that."""
-    model, look, memory = setting()
+    """A sample whose loss was low before and is high now was already forgotten: only MI-2 sees that."""
+    model, engine, memory = setting()
     everything = MostInterfered(None, "mi2")
-    nothing = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
-    everything(memory, incoming(), nothing, look, 5)
+    nothing = NamedGradient({name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()})
+    everything(memory, incoming(), nothing, engine, 5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    _, mi1 = MostInterfered(None, "mi1")(memory, incoming(), nothing, look, 5)
-    _, mi2 = everything(memory, incoming(), nothing, look, 5)
+    _, mi1 = MostInterfered(None, "mi1")(memory, incoming(), nothing, engine, 5)
+    _, mi2 = everything(memory, incoming(), nothing, engine, 5)
     assert mi1 is not None
     assert mi2 is not None
     assert mi1.tolist() == [0.0] * 5
@@ -140,105 +145,105 @@ def test_the_two_criteria_differ() -> None:
 
 @pytest.mark.parametrize("candidates", [None, 9])
 def test_ties_go_to_the_lower_slot(candidates: int | None) -> None:
-    model, look, _ = setting()
+    model, engine, _ = setting()
     same = ReservoirMemory(12)
     same.add(torch.ones(12, 8), torch.zeros(12, dtype=torch.long))
     gradient = gradient_of(model, incoming())
     for _ in range(5):
-        replayed, scores = MostInterfered(candidates)(same, incoming(), gradient, look, 4)
-        assert replayed is not None
-        assert replayed.slots is not None
-        assert scores is not None
-        assert len(set(scores.tolist())) == 1
-        assert replayed.slots.tolist() == sorted(replayed.slots.tolist())
+        retrieved, interference = MostInterfered(candidates)(same, incoming(), gradient, engine, 4)
+        assert retrieved is not None
+        assert retrieved.slots is not None
+        assert interference is not None
+        assert len(set(interference.tolist())) == 1
+        assert retrieved.slots.tolist() == sorted(retrieved.slots.tolist())
         if candidates is None:
-            assert replayed.slots.tolist() == [0, 1, 2, 3]
+            assert retrieved.slots.tolist() == [0, 1, 2, 3]
 
 
-def test_fewer_rows_than_the_budget_are_all_recalled() -> None:
-    model, look, _ = setting()
+def test_if_fewer_samples_than_the_budget_are_stored_all_are_retrieved() -> None:
+    model, engine, _ = setting()
     memory = ReservoirMemory(30)
     memory.add(torch.randn(3, 8), torch.tensor([0, 1, 2]), task=0)
     gradient = gradient_of(model, incoming())
     for retrieval in (Uniform(), Uniform(7), MostInterfered(), MostInterfered(None)):
-        replayed, scores = retrieval(memory, incoming(1), gradient, look, 10)
-        assert replayed is not None
-        assert replayed.slots is not None
-        assert sorted(replayed.slots.tolist()) == [0, 1, 2]
-        assert scores is None or len(scores) == 3
+        retrieved, interference = retrieval(memory, incoming(1), gradient, engine, 10)
+        assert retrieved is not None
+        assert retrieved.slots is not None
+        assert sorted(retrieved.slots.tolist()) == [0, 1, 2]
+        assert interference is None or len(interference) == 3
 
 
 @pytest.mark.parametrize("retrieval", [Uniform(), Uniform(7), MostInterfered(), MostInterfered(None, "mi2")])
-def test_with_nothing_eligible_nothing_is_recalled_and_nothing_is_drawn(retrieval: Any) -> None:
-    model, look, _ = setting()
+def test_without_eligible_samples_nothing_is_retrieved_or_drawn(retrieval: Any) -> None:
+    model, engine, _ = setting()
     gradient = gradient_of(model, incoming())
     empty, own = ReservoirMemory(5), ReservoirMemory(5)
     own.add(torch.randn(3, 8), torch.tensor([0, 1, 2]), task=4)
     before = frozen(own.state_dict())
-    assert retrieval(empty, incoming(), gradient, look, 5) == (None, None)
-    assert retrieval(own, incoming(4), gradient, look, 5) == (None, None)
+    assert retrieval(empty, incoming(), gradient, engine, 5) == (None, None)
+    assert retrieval(own, incoming(4), gradient, engine, 5) == (None, None)
     assert_same(own.state_dict(), before)
-    assert look.samples_passed == 0
+    assert engine.network.samples_passed == 0
 
 
-def test_fewer_candidates_than_the_budget_recall_the_candidates() -> None:
-    model, look, memory = setting()
-    replayed, scores = MostInterfered(4)(memory, incoming(), gradient_of(model, incoming()), look, 10)
-    assert replayed is not None
-    assert scores is not None
-    assert len(replayed) == len(scores) == 4
+def test_with_fewer_candidates_than_the_budget_all_candidates_are_retrieved() -> None:
+    model, engine, memory = setting()
+    retrieved, interference = MostInterfered(4)(memory, incoming(), gradient_of(model, incoming()), engine, 10)
+    assert retrieved is not None
+    assert interference is not None
+    assert len(retrieved) == len(interference) == 4
 
 
-def test_scores_that_are_no_numbers_come_first() -> None:
-    model, look, memory = setting()
-    gradient = {name: torch.full_like(parameter, torch.nan) for name, parameter in model.named_parameters()}
-    replayed, scores = MostInterfered(None)(memory, incoming(), gradient, look, 3)
-    assert replayed is not None
-    assert scores is not None
-    assert scores.tolist() == [torch.inf] * 3
+def test_interference_of_nan_comes_first() -> None:
+    model, engine, memory = setting()
+    gradient = NamedGradient({name: torch.full_like(p, torch.nan) for name, p in model.named_parameters()})
+    retrieved, interference = MostInterfered(None)(memory, incoming(), gradient, engine, 3)
+    assert retrieved is not None
+    assert interference is not None
+    assert interference.tolist() == [torch.inf] * 3
 
 
-def test_plain_replay_recalls_a_sample() -> None:
-    _, look, memory = setting()
+def test_uniform_retrieval_is_a_sample_of_the_memory() -> None:
+    _, engine, memory = setting()
     twin = setting()[2]
     twin.load_state_dict(memory.state_dict())
-    replayed, scores = Uniform()(memory, incoming(0), {}, look, 6)
-    assert scores is None
-    assert replayed is not None
-    assert_same(replayed.slots, twin.sample(6, exclude_task=0).slots)
-    assert look.samples_passed == 0
+    retrieved, interference = Uniform()(memory, incoming(0), {}, engine, 6)
+    assert interference is None
+    assert retrieved is not None
+    assert_same(retrieved.slots, twin.sample(6, exclude_task=0).slots)
+    assert engine.network.samples_passed == 0
 
 
 def test_the_control_passes_candidates_and_takes_the_budget_from_them() -> None:
-    _, look, memory = setting()
+    _, engine, memory = setting()
     twin = setting()[2]
     twin.load_state_dict(memory.state_dict())
-    replayed, scores = Uniform(20)(memory, incoming(0), {}, look, 6)
-    assert scores is None
-    assert replayed is not None
+    retrieved, interference = Uniform(20)(memory, incoming(0), {}, engine, 6)
+    assert interference is None
+    assert retrieved is not None
     drawn = twin.sample(20, exclude_task=0).slots
     assert drawn is not None
-    assert_same(replayed.slots, drawn[:6])
-    assert look.samples_passed == len(drawn)
+    assert_same(retrieved.slots, drawn[:6])
+    assert engine.network.samples_passed == len(drawn)
 
 
 @pytest.mark.parametrize("retrieval", [Uniform(9), MostInterfered(9, "mi2"), MostInterfered(None, layers="head")])
-def test_the_model_does_not_notice(retrieval: Any) -> None:
-    model, look, memory = setting()
+def test_retrieving_leaves_the_model_and_the_gradient_alone(retrieval: Any) -> None:
+    model, engine, memory = setting()
     gradient = gradient_of(model, incoming())
     batch = incoming()
     before = (frozen(outside(model)), frozen(gradient))
-    retrieval(memory, batch, gradient, look, 5)
+    retrieval(memory, batch, gradient, engine, 5)
     assert_same((outside(model), gradient), before)
 
 
 @pytest.mark.parametrize("candidates", [0, -1, 2.5, True, "50"])
-def test_refused_candidates(candidates: Any) -> None:
+def test_invalid_candidates(candidates: Any) -> None:
     for kind in (Uniform, MostInterfered):
         with pytest.raises(InvalidInput, match="candidates"):
             kind(candidates)
 
 
-def test_refused_criterion() -> None:
+def test_invalid_criterion() -> None:
     with pytest.raises(InvalidInput, match="mi3"):
         MostInterfered(50, "mi3")  # type: ignore[arg-type]
