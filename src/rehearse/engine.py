@@ -147,8 +147,9 @@ class Plain:
         name, _ = find_head(self.network.model)
         before, features = self.network.logits_and_features(x, tensors, name, self.network.precision.scoring)
         keys = [f"{name}.{key}".lstrip(".") for key in ("weight", "bias")]
-        own = NamedGradient({key: gradient[key] for key in keys if key in gradient})
-        ahead = tensors | self.network.look_ahead(own, virtual_step)
+        if virtual_step == "sgd":  # the optimizer's step is clipped by the norm of the whole gradient
+            gradient = NamedGradient({key: gradient[key] for key in keys if key in gradient})
+        ahead = tensors | self.network.look_ahead(gradient, virtual_step)
         now, then = ([of[key].to(features.dtype) for key in keys if key in of] for of in (tensors, ahead))
         if not torch.equal(linear(features, *now).to(before.dtype), before):
             raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
