@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rehearse.learners.hybrid_search import distinct_neighbours
 
 from rehearse.errors import InvalidInput
 from rehearse.learners import CodeSearch
-from rehearse.learners.hybrid_search import distinct_neighbours
 
 
 def slowly(points: torch.Tensor, candidates: torch.Tensor, count: int) -> list[int]:

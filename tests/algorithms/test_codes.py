@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rehearse.compute import prepare_for_model
+from rehearse.learners.hybrid_codec import Codec
+from rehearse.learners.hybrid_search import distinct_neighbours
 from torch import Tensor, nn
 
 from rehearse import Batch, ReservoirMemory
-from rehearse.compute import prepare_for_model
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
 from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes, hybrid_memory
-from rehearse.learners.hybrid_codec import Codec
-from rehearse.learners.hybrid_search import distinct_neighbours
 from rehearse.nets import ConvAutoencoder
 from sameness import assert_same, differences
 

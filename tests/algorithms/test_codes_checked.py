@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from rehearse.compute import modes_of
+from rehearse.learners.hybrid_codec import Codec
 from test_hybrid import SHAPE, TASKS, Tiny, learner, run, some_search
 from torch import Tensor, nn
 
 from rehearse import Batch
-from rehearse.compute import modes_of
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes
-from rehearse.learners.hybrid_codec import Codec
 from rehearse.nets import ConvAutoencoder, make_network
 from sameness import assert_same
 

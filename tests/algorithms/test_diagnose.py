@@ -1,141 +1,21 @@
-"""Filling a memory without training, and telling what a batch would do to it."""
+"""Learner.diagnose: which stored samples a step on a batch would interfere with."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
+from samples_and_learner import batches, learner
 from torch import Tensor, nn
 
-from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
-from rehearse.errors import InvalidInput, InvalidType
+from rehearse import Batch, MostInterfered, Replay, ReservoirMemory
+from rehearse.errors import InvalidInput
+from rehearse.lab.batchnorm import Published
 from rehearse.lab.report.diagnose import diagnose_plot
 from rehearse.learners import GEM, ICaRL
-from rehearse.losses import DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
 from sameness import assert_same, frozen, outside
-
-
-def batches(count: int, seed: int = 0, rows: int = 8) -> Iterator[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(count):
-        yield torch.randn(rows, 5, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
-
-
-def learner(**options: object) -> Replay:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-    return Replay(model, torch.optim.SGD(model.parameters(), lr=0.5), ReservoirMemory(50), MostInterfered(), **options)
-
-
-# ---------------------------------------------------------------------------------------------------- remember
-
-
-def test_remembering_fills_the_memory_and_changes_nothing_else() -> None:
-    one = learner()
-    before, world = frozen(one.state_dict()), outside(one.model)
-    assert one.remember(batches(4)) == 32
-    after = one.state_dict()
-    assert len(one.memory) == 32
-    assert torch.equal(one.memory.all().x, torch.cat([x for x, _ in batches(4)]))
-    after["own"], before["own"] = None, None
-    assert_same(after, before)
-    assert_same(outside(one.model), world)
-
-
-def test_what_is_remembered_is_what_observing_would_have_kept() -> None:
-    one, other = learner(), ReservoirMemory(50)
-    one.remember(batches(20))
-    for x, y in batches(20):
-        other.add(x, y)
-    assert_same(one.memory.state_dict(), other.state_dict())
-
-
-def test_an_endless_stream_needs_a_limit_and_has_no_length() -> None:
-    def endless() -> Iterator[tuple[Tensor, Tensor]]:
-        while True:
-            yield from batches(5)
-
-    one = learner()
-    assert one.remember(endless(), limit=21) == 21
-    assert one.memory.seen == 21
-    with pytest.raises(InvalidInput, match="limit"):
-        one.remember(endless(), limit=0)
-
-
-def test_tasks_batches_and_ids() -> None:
-    one = learner()
-    x, y = next(batches(1))
-    one.remember([Batch(x, y, 3, columns={"id": ["ann", "bob"] * 4})])
-    assert one.memory.all().task.tolist() == [3] * 8
-    assert one.memory.forget(ids=["bob"]) == 4
-    other = learner()
-    other.remember([(x, y, 7)])
-    assert other.memory.all().task.tolist() == [7] * 8
-
-
-def test_rows_that_could_not_be_replayed_are_refused_and_those_before_stay() -> None:
-    one = learner()
-    good = next(batches(1))
-    with pytest.raises(InvalidInput, match="label 3 is outside"):
-        one.remember([good, (torch.randn(2, 5), torch.tensor([0, 3]))])
-    with pytest.raises(InvalidInput, match="cannot take"):
-        one.remember([(torch.randn(2, 4), torch.tensor([0, 1]))])
-    with pytest.raises(InvalidType, match="it gave a"):
-        one.remember([torch.zeros(3)])
-    assert one.memory.seen == 8
-    one.observe(*good)
-
-
-@pytest.mark.parametrize("batchnorm", ["auto", "recalibrated", "clean", "published", "joint"])
-def test_what_the_loss_wants_kept_is_kept(batchnorm: str) -> None:
-    """As the model says it before there are memories, whose statistics move while they come in."""
-    one = learner(loss=DarkExperience(), batchnorm=batchnorm)
-    x = torch.cat([x for x, _ in batches(2)])
-    said = one.logits(x)
-    one.remember(batches(2))
-    (name,) = one.memory.all().columns
-    assert torch.equal(one.memory.all().columns[name], said)
-    one.observe(*next(batches(1)))
-
-
-def test_without_a_memory_there_is_nothing_to_fill() -> None:
-    model = nn.Linear(5, 3)
-    one = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(InvalidInput, match="no memory"):
-        one.remember(batches(1))
-    with pytest.raises(InvalidInput, match="no memory"):
-        one.diagnose(*next(batches(1)))
-
-
-def test_a_deployed_model_learns_new_classes_and_keeps_the_old() -> None:
-    """Load, remember, grow, observe: after new classes the old ones are still known."""
-    torch.manual_seed(0)
-    means = 4 * torch.eye(4)[:, :4]
-
-    def draw(labels: list[int], rows: int) -> tuple[Tensor, Tensor]:
-        y = torch.tensor(labels)[torch.randint(0, len(labels), (rows,))]
-        return means[y] + 0.3 * torch.randn(rows, 4), y
-
-    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(100):
-        x, y = draw([0, 1], 32)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-    one = Replay(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(100))
-    one.remember(draw([0, 1], 32) for _ in range(4))
-    one.grow(4)
-    for _ in range(60):
-        one.observe(*draw([2, 3], 10))
-    x, y = draw([0, 1, 2, 3], 400)
-    assert (one.predict(x) == y).float().mean() > 0.95
-
-
-# ---------------------------------------------------------------------------------------------------- diagnose
 
 
 def trained(**options: object) -> Replay:
@@ -157,14 +37,14 @@ def test_diagnosis_is_what_a_step_on_a_copy_really_does() -> None:
     optimizer = torch.optim.SGD(twin.parameters(), lr=0.5)
     nn.functional.cross_entropy(twin(x), y).backward()
     optimizer.step()
-    rows = one.memory.get(diagnosis.slots)
-    before = nn.functional.cross_entropy(model(rows.x), rows.y, reduction="none")
-    after = nn.functional.cross_entropy(twin(rows.x), rows.y, reduction="none")
+    samples = one.memory.get(diagnosis.slots)
+    before = nn.functional.cross_entropy(model(samples.x), samples.y, reduction="none")
+    after = nn.functional.cross_entropy(twin(samples.x), samples.y, reduction="none")
     torch.testing.assert_close(diagnosis.before, before.detach())
     torch.testing.assert_close(diagnosis.after, after.detach())
     assert len(diagnosis) == len(one.memory)
     assert diagnosis.interference.tolist() == sorted(diagnosis.interference.tolist(), reverse=True)
-    assert torch.equal(diagnosis.y, rows.y)
+    assert torch.equal(diagnosis.y, samples.y)
 
 
 def test_diagnosis_changes_nothing_and_is_the_same_every_time() -> None:
@@ -179,13 +59,13 @@ def test_diagnosis_changes_nothing_and_is_the_same_every_time() -> None:
     assert len(first) == 20
 
 
-def test_memories_of_the_task_are_left_out_and_groups_add_up() -> None:
+def test_samples_of_the_task_are_left_out_and_groups_add_up() -> None:
     one = trained()
     diagnosis = one.diagnose(*next(batches(1, seed=9)), task=1)
     assert set(diagnosis.task.tolist()) == {0, 2}
     for name, groups in (("class", diagnosis.y), ("task", diagnosis.task)):
         table = diagnosis.by(name)
-        assert sum(rows for rows, _ in table.values()) == len(diagnosis)
+        assert sum(samples for samples, _ in table.values()) == len(diagnosis)
         for group, (_, mean) in table.items():
             assert mean == pytest.approx(diagnosis.interference[groups == group].mean().item())
 
@@ -198,11 +78,11 @@ def by_hand(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Te
     optimizer.step()
 
 
-def losses_after(model: nn.Module, rows: Batch) -> Tensor:
-    return nn.functional.cross_entropy(model(rows.x), rows.y, reduction="none").detach()
+def losses_after(model: nn.Module, samples: Batch) -> Tensor:
+    return nn.functional.cross_entropy(model(samples.x), samples.y, reduction="none").detach()
 
 
-def test_the_step_foreseen_is_the_learners_own() -> None:
+def test_the_step_is_the_one_that_the_retrieval_looks_ahead_to() -> None:
     """Adam's step and the clipped one are nothing like plain SGD's; of the head alone, the body stays."""
     x, y = next(batches(1, seed=9))
     for layers in ("all", "head"):
@@ -218,12 +98,12 @@ def test_the_step_foreseen_is_the_learners_own() -> None:
         if layers == "head":
             twin[0] = model[0]
         diagnosis = one.diagnose(x, y)
-        rows = one.memory.get(diagnosis.slots)
-        torch.testing.assert_close(diagnosis.before, losses_after(model, rows))
-        torch.testing.assert_close(diagnosis.after, losses_after(twin, rows), rtol=1e-4, atol=1e-5)
+        samples = one.memory.get(diagnosis.slots)
+        torch.testing.assert_close(diagnosis.before, losses_after(model, samples))
+        torch.testing.assert_close(diagnosis.after, losses_after(twin, samples), rtol=1e-4, atol=1e-5)
 
 
-def test_a_learner_that_looks_at_no_step_ahead_is_asked_for_its_optimisers_step() -> None:
+def test_a_method_without_look_ahead_is_diagnosed_with_its_optimizers_step() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -252,51 +132,50 @@ def test_icarl_is_diagnosed_by_its_own_loss() -> None:
     old = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     old.load_state_dict(before["own"]["old"])
 
-    def judged(scores: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def judged(logits: Tensor, x: Tensor, y: Tensor) -> Tensor:
         goal = old(x).sigmoid().detach()
         goal[:, 2] = (y == 2).float()
-        return nn.functional.binary_cross_entropy_with_logits(scores, goal, reduction="none").sum(1)
+        return nn.functional.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
 
-    rows, twin = one.memory.get(diagnosis.slots), copy.deepcopy(model)
+    samples, twin = one.memory.get(diagnosis.slots), copy.deepcopy(model)
     step = torch.optim.SGD(twin.parameters(), lr=0.5)
     judged(twin(x), x, y).mean().backward()
     step.step()
-    torch.testing.assert_close(diagnosis.before, judged(model(rows.x), rows.x, rows.y).detach())
-    torch.testing.assert_close(diagnosis.after, judged(twin(rows.x), rows.x, rows.y).detach())
+    torch.testing.assert_close(diagnosis.before, judged(model(samples.x), samples.x, samples.y).detach())
+    torch.testing.assert_close(diagnosis.after, judged(twin(samples.x), samples.x, samples.y).detach())
 
 
-def test_memories_of_the_task_take_part_where_they_do_in_replay() -> None:
+def test_samples_of_the_task_are_diagnosed_if_they_are_replayed() -> None:
     one = trained(exclude_current_task=False)
     assert set(one.diagnose(*next(batches(1, seed=9)), task=1).task.tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("rows", [1001, 2001])
-def test_no_part_of_the_memory_is_a_lone_row(rows: int) -> None:
-    """Batch-norm has no variance of one row."""
+@pytest.mark.parametrize("samples", [1001, 2001])
+def test_no_part_of_the_memory_is_a_single_sample(samples: int) -> None:
+    """Batch-norm has no variance of one sample."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     one = Replay(model, torch.optim.SGD(model.parameters(), lr=0.5), ReservoirMemory(3000))
-    one.remember(batches(1, rows=rows))
-    assert len(one.diagnose(*next(batches(1)))) == rows
+    one.remember(batches(1, samples=samples))
+    assert len(one.diagnose(*next(batches(1)))) == samples
 
 
-def test_a_lone_memory_that_cannot_be_scored_is_refused_and_nothing_is_noted() -> None:
-    one = learner(batchnorm="published")
-    one.remember(batches(1, rows=1))
+def test_a_single_sample_that_cannot_be_scored_raises_and_changes_nothing() -> None:
+    one = learner(batchnorm=Published())
+    one.remember(batches(1, samples=1))
     before, world = frozen(one.state_dict()), outside(one.model)
-    with pytest.raises(InvalidInput, match="cannot be scored"):
+    with pytest.raises(InvalidInput, match="cannot take"):
         one.diagnose(*next(batches(1)))
     with pytest.raises(InvalidInput, match="cannot take"):
-        one.diagnose(*next(batches(1, rows=1)))
+        one.diagnose(*next(batches(1, samples=1)))
     assert_same(frozen(one.state_dict()), before)
     assert_same(outside(one.model), world)
-    assert one.lookahead.samples_passed == 0
-    assert not one.lookahead.statistics
+    assert one.samples_passed == 0
 
 
 def test_diagnosing_between_two_steps_does_not_change_the_second() -> None:
-    """Also with the published treatment of batch-norm, which moves what the look-ahead noted."""
-    one, other = (learner(batchnorm="published") for _ in range(2))
+    """Also with the published batch-norm mode, in which scoring moves the statistics."""
+    one, other = (learner(batchnorm=Published()) for _ in range(2))
     for x, y in batches(6):
         one.observe(x, y)
         other.observe(x, y)
@@ -305,8 +184,8 @@ def test_diagnosing_between_two_steps_does_not_change_the_second() -> None:
     assert_same(one.state_dict(), other.state_dict())
 
 
-def test_a_bad_batch_or_an_empty_memory_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no memories"):
+def test_an_invalid_batch_or_an_empty_memory_raises() -> None:
+    with pytest.raises(InvalidInput, match="no stored samples"):
         learner().diagnose(*next(batches(1)))
     one = trained()
     with pytest.raises(InvalidInput, match="label 7"):
@@ -315,7 +194,7 @@ def test_a_bad_batch_or_an_empty_memory_is_refused() -> None:
         one.diagnose(*next(batches(1)), limit=-1)
 
 
-def test_the_plot_shows_every_memory() -> None:
+def test_the_plot_shows_every_sample() -> None:
     pytest.importorskip("matplotlib")
     one = trained()
     diagnosis = one.diagnose(*next(batches(1, seed=9)))

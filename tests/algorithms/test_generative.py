@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from rehearse.learners.same_rows import can_stay
 from torch import nn
 
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.latent import LatentSearch
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
-from rehearse.learners.same_rows import can_stay
 from rehearse.losses import soft_cross_entropy
 from rehearse.nets import MLP, VAE, GatedMLP
 

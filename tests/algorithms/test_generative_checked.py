@@ -5,18 +5,18 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_generative import batch, everything, learner, observed, same
-from torch import nn
-
-from rehearse.network import prepare_unit
-from rehearse.errors import CheckpointError, InvalidInput, InvalidType
-from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
-from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
 from rehearse.learners.generative_objectives import generator_objective
 from rehearse.learners.same_rows import can_stay
 from rehearse.learners.view import View
+from test_generative import batch, everything, learner, observed, same
+from torch import nn
+
+from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
+from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
 from rehearse.losses import soft_cross_entropy, soft_cross_entropy_with_gradient
 from rehearse.nets import MLP, VAE, GatedMLP
+from rehearse.network import prepare_unit
 
 
 def retrieval(**options):

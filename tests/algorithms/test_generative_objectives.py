@@ -5,11 +5,6 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch import nn
-
-from rehearse.errors import InvalidInput
-from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
-from rehearse.learners import Coefficients, LatentRetrieval
 from rehearse.learners.generative_objectives import (
     Objective,
     classifier_objective,
@@ -18,6 +13,11 @@ from rehearse.learners.generative_objectives import (
     shell,
 )
 from rehearse.learners.view import View
+from torch import nn
+
+from rehearse.errors import InvalidInput
+from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
+from rehearse.learners import Coefficients, LatentRetrieval
 from rehearse.nets import VAE, GatedMLP
 
 NOTHING = Coefficients(kl=0, reconstruction=0, entropy=0, diversity=0, shell=0)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from rehearse.learners.generator_training import GeneratorTraining, equal_weights
 from torch import nn
 
 from rehearse.errors import InvalidInput
 from rehearse.latent import Elbo
 from rehearse.learners import GenerativeReplay
-from rehearse.learners.generator_training import GeneratorTraining, equal_weights
 from rehearse.nets import VAE
 from rehearse.nets.vae import VaePass
 

@@ -1,4 +1,4 @@
-"""Heads that grow: what was learned stays to the bit, and everything that hangs on the head grows with it."""
+"""Growing heads: what was learned stays bit for bit, and everything that depends on the head grows with it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def batch(number: int, classes: int = 3) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_old_outputs_stay_to_the_bit_and_new_ones_are_small(bias: bool) -> None:
+def test_old_outputs_stay_bit_for_bit_and_new_ones_are_small(bias: bool) -> None:
     one = learner(model=network(bias))
     for number in range(4):
         one.observe(*batch(number))
@@ -68,7 +68,7 @@ def test_old_outputs_stay_to_the_bit_and_new_ones_are_small(bias: bool) -> None:
     assert [[id(p) for p in group["params"]] for group in one.optimizer.param_groups] == places
 
 
-def test_growing_to_what_there_is_changes_nothing() -> None:
+def test_growing_to_the_present_size_changes_nothing() -> None:
     one = learner()
     one.observe(*batch(0))
     before = frozen(one.state_dict())
@@ -78,7 +78,7 @@ def test_growing_to_what_there_is_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("classes", [2, 0, -1, True, 3.5, "5", None])
-def test_growing_to_less_or_to_no_number_is_refused(classes: Any) -> None:
+def test_invalid_numbers_of_outputs(classes: Any) -> None:
     one = learner()
     before = frozen(one.state_dict())
     with pytest.raises(InvalidInput, match="cannot be grown"):
@@ -86,7 +86,7 @@ def test_growing_to_less_or_to_no_number_is_refused(classes: Any) -> None:
     assert_same(one.state_dict(), before)
 
 
-def test_new_outputs_come_from_the_learner_s_own_random_numbers() -> None:
+def test_new_outputs_come_from_the_learners_own_random_numbers() -> None:
     weights = []
     for outer in (1, 2):
         one = learner(seed=5)
@@ -102,7 +102,7 @@ def test_new_outputs_come_from_the_learner_s_own_random_numbers() -> None:
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_the_optimiser_goes_on_for_old_outputs_and_starts_anew_for_new_ones(make: str) -> None:
+def test_optimizer_state_continues_for_old_outputs_and_starts_fresh_for_new_ones(make: str) -> None:
     """Against a head that had all outputs from the start, whose extra rows never had a gradient.
 
     For the comparison the new rows are given the same weights, and every step the same gradient.
@@ -138,7 +138,7 @@ def test_the_optimiser_goes_on_for_old_outputs_and_starts_anew_for_new_ones(make
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS)
-def test_learning_goes_on_with_new_classes(make: str) -> None:
+def test_new_classes_are_learned(make: str) -> None:
     one = learner(make)
     for number in range(4):
         one.observe(*batch(number))
@@ -151,7 +151,7 @@ def test_learning_goes_on_with_new_classes(make: str) -> None:
     assert one.predict(batch(0)[0]).shape == (6,)
 
 
-def test_a_head_that_is_called_head_and_groups_keep_their_place() -> None:
+def test_a_module_called_head_is_the_head_and_groups_keep_their_order() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -188,7 +188,7 @@ def test_a_frozen_head_stays_frozen() -> None:
     assert torch.equal(model[2].weight, weight)
 
 
-def test_heads_that_cannot_grow_say_so() -> None:
+def test_heads_that_cannot_grow() -> None:
     tied = network()
     tied.append(nn.Linear(6, 3))
     tied[3].weight = tied[2].weight
@@ -205,7 +205,7 @@ def test_heads_that_cannot_grow_say_so() -> None:
 
 @pytest.mark.parametrize("virtual_step", ["sgd", "optimizer"])
 @pytest.mark.parametrize("layers", ["all", "head"])
-def test_the_look_ahead_follows(virtual_step: str, layers: str) -> None:
+def test_the_look_ahead_follows_the_head(virtual_step: str, layers: str) -> None:
     one = learner("adam", retrieval=MostInterfered(layers=layers, virtual_step=virtual_step))
     for number in range(3):
         one.observe(*batch(number))
@@ -215,7 +215,7 @@ def test_the_look_ahead_follows(virtual_step: str, layers: str) -> None:
     assert step.interference.isfinite().all()
 
 
-def test_recalibrated_statistics_logits_and_convolutions_follow() -> None:
+def test_recalibration_and_stored_logits_follow_the_head() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
@@ -263,7 +263,7 @@ def test_a_grown_checkpoint_loads_into_a_learner_that_has_not_grown(tmp_path: Pa
     assert_same(other.state_dict(), one.state_dict())
 
 
-def test_an_earlier_checkpoint_takes_the_growth_back(tmp_path: Path) -> None:
+def test_an_earlier_checkpoint_undoes_the_growth(tmp_path: Path) -> None:
     one = learner()
     one.observe(*batch(0))
     rehearse.save(one, tmp_path / "checkpoint")
@@ -275,7 +275,7 @@ def test_an_earlier_checkpoint_takes_the_growth_back(tmp_path: Path) -> None:
     one.observe(*batch(1))
 
 
-def test_never_below_what_the_learner_was_built_with(tmp_path: Path) -> None:
+def test_a_checkpoint_never_shrinks_the_original_head(tmp_path: Path) -> None:
     small, large = learner(), learner(model=network(outputs=5))
     rehearse.save(small, tmp_path / "checkpoint")
     before = frozen(large.state_dict())
@@ -284,8 +284,8 @@ def test_never_below_what_the_learner_was_built_with(tmp_path: Path) -> None:
     assert_same(large.state_dict(), before)
 
 
-def test_a_refused_checkpoint_leaves_the_head_as_it_was(tmp_path: Path) -> None:
-    """Grown on the way in, and put back when the rest did not fit."""
+def test_a_checkpoint_that_does_not_fit_leaves_the_head_as_it_was(tmp_path: Path) -> None:
+    """The head grows first, and is restored when the rest does not fit."""
     one, other = learner(model=nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 3))), learner()
     one.grow(8)
     rehearse.save(one, tmp_path / "checkpoint")
