@@ -1,4 +1,4 @@
-"""Distinct neighbours by turns, against looking at every pair."""
+"""Distinct neighbours by turns, against a search over all pairs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rehearse.learners.hybrid_search import distinct_neighbours
 
 from rehearse.errors import InvalidInput
 from rehearse.learners import CodeSearch
+from rehearse.learners.codes.search import distinct_neighbours
 
 
 def slowly(points: torch.Tensor, candidates: torch.Tensor, count: int) -> list[int]:
@@ -34,7 +34,7 @@ def test_by_turns_each_point_takes_the_nearest_that_is_left(n: int, m: int, coun
     assert len(set(found)) == len(found) == min(count, m)
 
 
-def test_by_hand() -> None:
+def test_neighbours_by_hand() -> None:
     points = torch.tensor([[0.0], [10.0]])
     candidates = torch.tensor([[9.0], [1.0], [0.0], [8.0], [100.0]])
     assert distinct_neighbours(points, candidates, 4).tolist() == [2, 0, 1, 3]
@@ -42,7 +42,7 @@ def test_by_hand() -> None:
     assert distinct_neighbours(points, candidates, 9).tolist() == [2, 0, 1, 3, 4]
 
 
-def test_refusals() -> None:
+def test_invalid_code_searches() -> None:
     with pytest.raises(InvalidInput, match="kl is nan"):
         CodeSearch(kl=float("nan"))
     with pytest.raises(InvalidInput, match="candidates"):

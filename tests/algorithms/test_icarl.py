@@ -1,4 +1,4 @@
-"""iCaRL: herding, loss and prediction against literal loops over copies of the network; what it holds, and when."""
+"""iCaRL: herding, loss and prediction against literal loops over copies of the network; what it stores, and when."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_herding_is_the_greedy_choice() -> None:
     chosen: list[int] = []
     for k in range(1, 6):
         distances = {
-            row: (points.mean(0) - points[[*chosen, row]].sum(0) / k).norm().item()
-            for row in range(9)
-            if row not in chosen
+            sample: (points.mean(0) - points[[*chosen, sample]].sum(0) / k).norm().item()
+            for sample in range(9)
+            if sample not in chosen
         }
-        chosen.append(min(distances, key=lambda row: distances[row]))
+        chosen.append(min(distances, key=lambda sample: distances[sample]))
     assert herding(points, 5).tolist() == chosen
     assert sorted(herding(points, 100).tolist()) == list(range(9))
     assert herding(points, 0).tolist() == []
@@ -76,7 +76,7 @@ def test_class_means_by_hand() -> None:
 
 
 @pytest.mark.parametrize("updates", [1, 3])
-def test_the_steps_are_those_of_the_formula(updates: int) -> None:
+def test_the_steps_match_the_formula(updates: int) -> None:
     ours, literal = learner(updates=updates), net()
     old, past, new = None, set(), set()
     checked = 0
@@ -88,19 +88,19 @@ def test_the_steps_are_those_of_the_formula(updates: int) -> None:
             ours.memory.sample = _same_draw(ours.memory.sample)  # type: ignore[method-assign]
         step = ours.observe(x, y, task)
         new |= set(y.tolist())
-        rows, labels = x, y
+        samples, labels = x, y
         if step.replayed is not None:
-            rows, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
+            samples, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
             assert set(step.replayed.y.tolist()) <= past
             checked += 1
         for _ in range(updates):
-            scores, loss = literal(rows), torch.zeros(())
+            logits, loss = literal(samples), torch.zeros(())
             for c in sorted(past | new):
                 target = (labels == c).float()
                 if c in past:
                     assert old is not None
-                    target = old(rows).sigmoid()[:, c].detach()
-                loss = loss + F.binary_cross_entropy(scores[:, c].sigmoid(), target)
+                    target = old(samples).sigmoid()[:, c].detach()
+                loss = loss + F.binary_cross_entropy(logits[:, c].sigmoid(), target)
             gradients = torch.autograd.grad(loss, list(literal.parameters()))
             with torch.no_grad():
                 for parameter, gradient in zip(literal.parameters(), gradients, strict=True):
@@ -111,7 +111,7 @@ def test_the_steps_are_those_of_the_formula(updates: int) -> None:
 
 
 def _same_draw(sample: Any) -> Any:
-    """All updates of a batch recall the same rows: what the literal version can follow."""
+    """Let all updates of a batch replay the same samples: the literal version can follow that."""
     kept: list[Any] = []
 
     def draw(*arguments: Any, **options: Any) -> Any:
@@ -135,10 +135,10 @@ def test_the_capacity_is_never_exceeded_and_every_class_has_its_share(keep: Any)
 
 def test_keeping_the_task_chooses_from_all_of_it() -> None:
     ours = learner(capacity=6, keep="task")
-    rows = stream(steps_per_task=10, tasks=1)
-    for batch in rows:
+    samples = stream(steps_per_task=10, tasks=1)
+    for batch in samples:
         ours.observe(*batch)
-    x, y = torch.cat([x for x, _, _ in rows]), torch.cat([y for _, y, _ in rows])
+    x, y = torch.cat([x for x, _, _ in samples]), torch.cat([y for _, y, _ in samples])
     assert ours.diagnostics()["running_task_bytes"] == 40 * (3 * 4 + 8)
     ours.end_task()
     held = ours.memory.all()
@@ -151,13 +151,13 @@ def test_keeping_the_task_chooses_from_all_of_it() -> None:
 
 def test_exemplars_give_way_in_the_order_of_herding() -> None:
     ours = learner(capacity=12)
-    rows = stream(steps_per_task=6, tasks=2)
-    for batch in rows[:6]:
+    samples = stream(steps_per_task=6, tasks=2)
+    for batch in samples[:6]:
         ours.observe(*batch)
     ours.end_task()
     held = ours.memory.all()
     ranked = {label: held.x[held.y == label] for label in (0, 1)}  # in the order of their slots: that of herding
-    for batch in rows[6:]:
+    for batch in samples[6:]:
         ours.observe(*batch)
     for label, best in ranked.items():
         left = ours.memory.all()
@@ -176,7 +176,7 @@ def nearest_means(ours: ICaRL, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tensor(labels), distances
 
 
-def test_prediction_is_the_nearest_mean_of_the_network_as_it_is() -> None:
+def test_prediction_is_the_nearest_mean_of_the_present_network() -> None:
     ours, x = learner(), torch.randn(50, 3)
     for position, batch in enumerate(stream()):
         if position in (5, 10):
@@ -192,7 +192,7 @@ def test_prediction_is_the_nearest_mean_of_the_network_as_it_is() -> None:
     assert torch.equal(ours.predict(x), labels[distances.argmin(1)])
 
 
-def test_before_anything_came_all_classes_are_as_likely() -> None:
+def test_before_any_sample_all_classes_are_equally_likely() -> None:
     assert learner().predict_proba(torch.randn(2, 3)).tolist() == [pytest.approx([1 / 6] * 6)] * 2
 
 
@@ -205,21 +205,21 @@ def test_predicting_changes_nothing() -> None:
     assert_same(ours.state_dict(), before)
 
 
-# -------------------------------------------------------------------------------------------- tasks, state, refusals
+# -------------------------------------------------------------------------------------------- tasks, state, invalid input
 
 
-def test_a_new_task_ends_the_one_before() -> None:
-    told, untold = learner(), learner()
+def test_a_new_task_ends_the_previous_one() -> None:
+    explicit, implicit = learner(), learner()
     for position, batch in enumerate(stream()):
         if position in (5, 10):
-            told.end_task()
-        told.observe(*batch)
-        untold.observe(*batch)
-    assert_same(untold.state_dict(), told.state_dict())
+            explicit.end_task()
+        explicit.observe(*batch)
+        implicit.observe(*batch)
+    assert_same(implicit.state_dict(), explicit.state_dict())
 
 
 @pytest.mark.parametrize("keep", ["memory", "task"])
-def test_resuming_goes_on_bit_for_bit(keep: Any) -> None:
+def test_icarl_resumes_bit_for_bit(keep: Any) -> None:
     for cut in (3, 5, 7, 12):
         whole, first, second = (learner(keep=keep, updates=2) for _ in range(3))
         for batch in stream():
@@ -235,7 +235,7 @@ def test_resuming_goes_on_bit_for_bit(keep: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", ["memory", "task"])
-def test_a_refused_batch_does_not_even_end_the_task(keep: Any) -> None:
+def test_an_invalid_batch_does_not_even_end_the_task(keep: Any) -> None:
     ours = learner(keep=keep)
     for batch in stream()[:5]:
         ours.observe(*batch)
@@ -262,14 +262,14 @@ def test_a_refused_batch_does_not_even_end_the_task(keep: Any) -> None:
     assert_same(ours.state_dict(), before)
 
 
-def test_more_classes_than_rows_are_refused() -> None:
+def test_more_classes_than_capacity() -> None:
     ours = learner(capacity=2)
     ours.observe(torch.ones(2, 3), torch.tensor([0, 1]), 0)
     with pytest.raises(InvalidInput, match="too few for exemplars of 3 classes"):
         ours.observe(torch.ones(1, 3), torch.tensor([2]), 1)
 
 
-def test_refused_parts() -> None:
+def test_invalid_icarl_parts() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidType, match="ExemplarMemory"):
@@ -279,7 +279,7 @@ def test_refused_parts() -> None:
 
 
 def test_a_class_that_comes_back_is_learned_again() -> None:
-    """All classes in every task: nothing to distil, exemplars of each task's own."""
+    """All classes in every task: nothing to distill, and each task has exemplars of its own."""
     ours = learner(capacity=24)
     chance = torch.Generator().manual_seed(0)
     for step in range(12):
@@ -291,7 +291,7 @@ def test_a_class_that_comes_back_is_learned_again() -> None:
     assert len(groups) == 12
 
 
-def test_a_grown_head_distils_what_the_old_one_said() -> None:
+def test_a_grown_head_distills_the_old_outputs() -> None:
     ours = learner()
     for batch in stream(tasks=2):
         ours.observe(*batch)
@@ -307,7 +307,7 @@ def test_a_grown_head_distils_what_the_old_one_said() -> None:
     assert_same(other.state_dict(), ours.state_dict())
 
 
-def test_the_real_resnet() -> None:
+def test_icarl_with_the_resnet() -> None:
     torch.manual_seed(0)
     model = ReducedResNet18()
     ours = ICaRL(model, torch.optim.SGD(model.parameters(), lr=0.1), ExemplarMemory(20), budget=4, updates=2)
@@ -325,7 +325,7 @@ def test_the_real_resnet() -> None:
     assert ours.forward_passes == pytest.approx((2 * 4 * 4 + 2 * 2 * 4 + 2 * 2 * 8 + 8 + 8) / 16)
 
 
-# --------------------------------------------------------------------------------------------- what is known already
+# --------------------------------------------------------------------------------------------- remember
 
 
 def known(tasks: int = 2) -> list[tuple[Tensor, Tensor, int]]:
@@ -333,7 +333,7 @@ def known(tasks: int = 2) -> list[tuple[Tensor, Tensor, int]]:
 
 
 @pytest.mark.parametrize("keep", ["memory", "task"])
-def test_what_is_remembered_becomes_exemplars_and_the_network_is_distilled_from(keep: Any) -> None:
+def test_remembered_samples_become_exemplars_and_the_network_is_distilled(keep: Any) -> None:
     one = learner(capacity=100, keep=keep)
     before = frozen(one.model.state_dict())
     assert one.remember(known()) == 40
@@ -349,30 +349,30 @@ def test_what_is_remembered_becomes_exemplars_and_the_network_is_distilled_from(
     assert_same({name: value for name, value in old.items() if name in before}, before)
     assert one.state_dict()["own"]["past_labels"] == [0, 1, 2, 3]
     assert one.samples_observed == 0
-    assert one.state_dict()["samples_passed"] == 0
+    assert one.samples_passed == 0
     labels, means = class_means(features(one.model, x), y)
     assert torch.equal(one.predict(x), labels[torch.cdist(features(one.model, x), means).argmin(1)])
 
 
-def test_a_step_after_remembering_replays_and_distils() -> None:
+def test_a_step_after_remember_replays_and_distills() -> None:
     one = learner(capacity=40)
     one.remember(known())
     literal = copy.deepcopy(one.model)
     x, y, task = stream()[-1]
     step = one.observe(x, y, task)
     assert step.replayed is not None
-    rows, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
-    goal = literal(rows).sigmoid().detach()
+    samples, labels = torch.cat([x, step.replayed.x]), torch.cat([y, step.replayed.y])
+    goal = literal(samples).sigmoid().detach()
     for label in y.unique():
         goal[:, label] = (labels == label).float()
     come = [0, 1, 2, 3, *y.unique().tolist()]
-    loss = F.binary_cross_entropy_with_logits(literal(rows)[:, come], goal[:, come], reduction="none").sum(1).mean()
+    loss = F.binary_cross_entropy_with_logits(literal(samples)[:, come], goal[:, come], reduction="none").sum(1).mean()
     loss.backward()
     torch.optim.SGD(literal.parameters(), lr=0.3).step()
     torch.testing.assert_close(one.model.state_dict(), literal.state_dict())
 
 
-def test_remembering_is_bounded_and_refused_in_the_middle_of_a_task() -> None:
+def test_remember_is_bounded_and_raises_while_a_task_runs() -> None:
     one = learner(capacity=5)
     assert one.remember(((x, y) for x, y, _ in known()), limit=30) == 30
     assert len(one.memory) <= 5
@@ -386,7 +386,7 @@ def test_remembering_is_bounded_and_refused_in_the_middle_of_a_task() -> None:
     one.remember((x, y) for x, y, _ in known())
 
 
-def test_what_was_remembered_before_a_refusal_is_exemplars_too() -> None:
+def test_samples_remembered_before_an_invalid_batch_become_exemplars() -> None:
     one = learner()
     before = frozen(one.state_dict())
     with pytest.raises(InvalidInput, match="label 9"):

@@ -1,3 +1,5 @@
+"""The MLP and the ResNet: sizes as published, values by hand."""
+
 import pytest
 import torch
 from torch import nn
@@ -16,14 +18,14 @@ def seeded(build):
     return build()
 
 
-def test_mlp_is_the_papers():
+def test_mlp_has_the_published_size():
     model = MLP()
     assert parameters(model) == 784 * 400 + 400 + 400 * 400 + 400 + 400 * 10 + 10 == 478_410
     assert model.head.in_features == 400
     assert model.head is list(model.modules())[-1]
 
 
-def test_mlp_computes_what_its_formula_says():
+def test_mlp_matches_its_formula():
     model = seeded(lambda: MLP(6, (5, 4), 3))
     x = torch.randn(7, 1, 2, 3)
     w1, b1, w2, b2, w3, b3 = model.parameters()
@@ -39,7 +41,7 @@ def test_mlp_without_hidden_layers_is_linear():
 
 
 @pytest.mark.parametrize("options", [{"in_features": 0}, {"hidden": (4, 0)}, {"classes": 0}])
-def test_mlp_refuses_empty_layers(options):
+def test_invalid_mlps(options):
     with pytest.raises(InvalidInput, match="at least one unit"):
         MLP(**options)
 
@@ -116,6 +118,6 @@ def test_a_block_adds_its_input():
         ({"input_shape": (0, 32, 32)}, "channels, height, width"),
     ],
 )
-def test_resnet_refuses_what_it_cannot_be(options, message):
+def test_invalid_resnets(options, message):
     with pytest.raises(InvalidInput, match=message):
         ReducedResNet18(**options)

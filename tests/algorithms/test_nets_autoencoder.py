@@ -12,7 +12,7 @@ from rehearse.nets import ConvAutoencoder
 from rehearse.nets.autoencoder import Residual
 
 
-def test_the_papers_autoencoder() -> None:
+def test_the_autoencoder_has_the_published_size() -> None:
     network = ConvAutoencoder()
     x = torch.rand(2, 3, 32, 32) * 2 - 1
     code = network.encode(x)
@@ -33,14 +33,16 @@ def test_the_papers_autoencoder() -> None:
         ((1, 2, 4), 1, (20, 1, 2)),
     ],
 )
-def test_other_shapes_come_back_as_they_were(shape: tuple[int, ...], depth: int, code: tuple[int, ...]) -> None:
+def test_reconstructions_have_the_shape_of_the_inputs(
+    shape: tuple[int, ...], depth: int, code: tuple[int, ...]
+) -> None:
     network = ConvAutoencoder(shape, depth=depth)
     x = torch.rand(3, *shape)
     assert network.encode(x).shape == (3, *code) == (3, *network.code_shape)
     assert network(x).shape == x.shape
 
 
-def test_the_layers_one_by_one() -> None:
+def test_the_autoencoder_matches_its_layers_one_by_one() -> None:
     """The whole pass again with torch's functions, in eval mode, after statistics have moved."""
     torch.manual_seed(0)
     network = ConvAutoencoder((3, 8, 8), channels=4, depth=2)
@@ -76,7 +78,7 @@ def test_a_residual_block_leaves_its_input_alone() -> None:
     assert torch.equal(x, before)
 
 
-def test_both_memory_formats_give_the_same() -> None:
+def test_both_memory_formats_agree() -> None:
     torch.manual_seed(0)
     network = ConvAutoencoder().eval()
     x = torch.randn(4, 3, 32, 32)
@@ -102,6 +104,6 @@ def test_outputs_are_bounded(output: str, low: int, high: int) -> None:
         ({"output": "relu"}, "output is 'relu'"),
     ],
 )
-def test_refusals(arguments: dict[str, object], words: str) -> None:
+def test_invalid_autoencoders(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         ConvAutoencoder(**arguments)  # type: ignore[arg-type]

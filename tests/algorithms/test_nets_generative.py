@@ -1,4 +1,4 @@
-"""The networks of generative replay: sizes as published, values by hand."""
+"""The VAE and the gated classifier: sizes as published, values by hand."""
 
 import math
 
@@ -21,18 +21,18 @@ def parameters(model: nn.Module) -> int:
     ("depth", "hidden", "latent", "count"),
     [(1, 128, 50, 221_044), (2, 128, 50, 254_068), (1, 256, 50, 441_204), (2, 256, 100, 611_288)],
 )
-def test_the_vae_has_as_many_parameters_as_published(depth, hidden, latent, count):
+def test_the_vae_has_the_published_size(depth, hidden, latent, count):
     assert parameters(VAE((1, 28, 28), depth=depth, hidden=hidden, latent=latent)) == count
 
 
-def test_the_gated_classifier_is_the_published_one():
+def test_the_gated_classifier_has_the_published_size():
     model = GatedMLP()
     assert parameters(model) == 636_020
     assert parameters(make_network("gated", classes=10, input_shape=(1, 28, 28))) == 636_020
     assert [module.p for module in model.modules() if isinstance(module, Dropout)] == [0.2]
 
 
-def test_the_gated_classifier_computes_what_its_formula_says():
+def test_the_gated_classifier_matches_its_formula():
     torch.manual_seed(0)
     model = GatedMLP(6, 5, 3).eval()
     x = torch.randn(4, 2, 3)
@@ -40,8 +40,8 @@ def test_the_gated_classifier_computes_what_its_formula_says():
     b1, c1 = model.hidden.bias.chunk(2)
     w2, v2 = model.output.weight.chunk(2)
     b2, c2 = model.output.bias.chunk(2)
-    rows = x.flatten(1)
-    h = F.relu(rows @ w1.T + b1) * torch.sigmoid(rows @ v1.T + c1)
+    flat = x.flatten(1)
+    h = F.relu(flat @ w1.T + b1) * torch.sigmoid(flat @ v1.T + c1)
     torch.testing.assert_close(model.features(x), h)
     torch.testing.assert_close(model(x), (h @ w2.T + b2) * torch.sigmoid(h @ v2.T + c2))
 
@@ -53,7 +53,7 @@ def test_gated_weights_start_as_those_of_linear_layers():
     assert weight.abs().max() > 0.99 / math.sqrt(100)
 
 
-def test_dropout_drops_as_often_as_asked_and_keeps_the_mean():
+def test_dropout_drops_with_probability_p_and_keeps_the_mean():
     torch.manual_seed(0)
     dropped = Dropout(0.3)(torch.ones(1001, 999))
     rate = (dropped == 0).float().mean().item()
@@ -76,7 +76,7 @@ def test_dropout_does_nothing_in_eval_mode_or_at_zero():
         Dropout(1.0)
 
 
-def test_the_vae_has_the_surface_of_a_generator():
+def test_the_vae_implements_the_generator_protocol():
     vae = VAE((2, 3), hidden=4, latent=5)
     assert isinstance(vae, Generator)
     mean, log_variance = vae.encode(torch.rand(7, 2, 3))
@@ -140,7 +140,7 @@ def test_the_divergence_in_closed_form_and_sampled():
 
 
 @pytest.mark.parametrize("x", [torch.full((2, 6), 1.5), torch.full((2, 6), -0.1)])
-def test_bernoulli_refuses_what_is_no_probability(x):
+def test_a_bernoulli_vae_needs_inputs_in_the_unit_interval(x):
     with pytest.raises(InvalidInput, match="gaussian"):
         VAE((6,)).loss(x)
 
@@ -157,6 +157,6 @@ def test_bernoulli_refuses_what_is_no_probability(x):
         {"kl": "?"},
     ],
 )
-def test_a_vae_that_cannot_be_is_refused(wrong):
+def test_invalid_vaes(wrong):
     with pytest.raises(InvalidInput):
         VAE((6,), **wrong)
