@@ -1,24 +1,25 @@
-"""Each term of Eq. 2 and 3 against values computed by hand, and the search against its own objective."""
+"""Each term of Eq. 2 and 3 against values computed by hand, and the latent search against its own objective."""
 
 import math
 from itertools import combinations
 
 import pytest
 import torch
-from rehearse.learners.generative_objectives import (
+from generative_learner import view
+from torch import nn
+
+from rehearse.errors import InvalidInput
+from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
+from rehearse.learners import Coefficients, LatentRetrieval
+from rehearse.learners.generative.objectives import (
     Objective,
     classifier_objective,
     diversity,
     generator_objective,
     shell,
 )
-from rehearse.learners.view import View
-from torch import nn
-
-from rehearse.errors import InvalidInput
-from rehearse.latent import Elbo, LatentSearch, divergence, entropy, gaussian_kl
-from rehearse.learners import Coefficients, LatentRetrieval
 from rehearse.nets import VAE, GatedMLP
+from rehearse.network import NamedGradient, Network
 
 NOTHING = Coefficients(kl=0, reconstruction=0, entropy=0, diversity=0, shell=0)
 
@@ -44,7 +45,7 @@ def test_divergence_by_hand():
     assert divergence(p.log(), p.log()).item() == 0
 
 
-def test_classes_that_came_later_are_impossible_before():
+def test_new_classes_are_impossible_before():
     p, q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.4, 0.4, 0.2]])
     assert divergence(p.log(), q.log()).item() == pytest.approx(math.log(0.5 / 0.4))
 
@@ -65,11 +66,11 @@ def test_shell_by_hand():
     torch.testing.assert_close(shell(z), torch.tensor([9.0, 0.0, 4.0]))
 
 
-# ----------------------------------------------------------------------------------------- networks one can reckon with
+# ----------------------------------------------------------------------------------------- networks with known values
 
 
 class Doubling(nn.Module):
-    """A generator of which every number is known: x = 2z, q(z|x) = N(x, s²), reconstruction = a · Σx."""
+    """A generator whose numbers are known: x = 2z, q(z|x) = N(x, s²), reconstruction = a · Σx."""
 
     latent = 2
 
@@ -101,7 +102,7 @@ def test_the_classifiers_objective_term_by_term():
 
     def objective(**weights):
         coefficients = Coefficients(**{"kl": 0, "entropy": 0, "diversity": 0, "shell": 0} | weights)
-        return classifier_objective(coefficients, View(Doubling()), View(before), View(after))
+        return classifier_objective(coefficients, view(Doubling()), view(before), view(after))
 
     torch.testing.assert_close(objective(kl=3.0).scores(z), 3 * kl)
     torch.testing.assert_close(objective(entropy=2.0).scores(z), -2 * uncertainty)
@@ -128,7 +129,7 @@ def test_the_generators_objective_term_by_term(decode):
 
     def objective(**weights):
         coefficients = Coefficients(**{"kl": 0, "entropy": 0, "diversity": 0, "shell": 0} | weights)
-        return generator_objective(coefficients, View(classifier), View(before), View(after), decode)
+        return generator_objective(coefficients, view(classifier), view(before), view(after), decode)
 
     torch.testing.assert_close(objective(kl=3.0).scores(z), 3 * kl)
     torch.testing.assert_close(objective(reconstruction=2.0).scores(z), 2 * reconstruction)
@@ -139,27 +140,27 @@ def test_the_generators_objective_term_by_term(decode):
     torch.testing.assert_close(measured, uncertainty)
 
 
-def test_terms_that_weigh_nothing_are_not_computed():
-    generator, before, after = View(Doubling()), View(linear([[1.0, 0.0], [0.0, 1.0]])), View(Doubling())
+def test_terms_of_weight_zero_are_not_computed():
+    generator, before, after = view(Doubling()), view(linear([[1.0, 0.0], [0.0, 1.0]])), view(Doubling())
     z = torch.randn(4, 2)
     classifier_objective(Coefficients(kl=0), generator, before, after)(z)
-    assert (generator.rows, before.rows, after.rows) == (4, 4, 0)
+    assert (generator.network.samples_passed, before.network.samples_passed, after.network.samples_passed) == (4, 4, 0)
     generator_objective(NOTHING, before, generator, after, "own")(z)
-    assert (generator.rows, before.rows, after.rows) == (4, 4, 0)
+    assert (generator.network.samples_passed, before.network.samples_passed, after.network.samples_passed) == (4, 4, 0)
     generator_objective(Coefficients(entropy=0), before, generator, after, "previous")(z)
-    assert (generator.rows, before.rows, after.rows) == (12, 4, 4)
+    assert (generator.network.samples_passed, before.network.samples_passed, after.network.samples_passed) == (12, 4, 4)
 
 
 def test_an_objective_without_terms_moves_nothing():
-    objective = generator_objective(NOTHING, View(Doubling()), View(Doubling()), View(Doubling()), "own")
+    objective = generator_objective(NOTHING, view(Doubling()), view(Doubling()), view(Doubling()), "own")
     start = torch.randn(3, 2)
     assert torch.equal(LatentSearch()(objective, start), start)
 
 
-def test_a_view_uses_other_parameters_and_leaves_the_network_alone():
+def test_a_view_uses_other_tensors_and_leaves_the_network_alone():
     network = linear([[1.0, 0.0], [0.0, 1.0]])
     x = torch.randn(3, 2)
-    seen = View(network, {"weight": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}).classify(x)
+    seen = view(network, {"weight": torch.tensor([[0.0, 1.0], [1.0, 0.0]])}).classify(x)
     torch.testing.assert_close(seen, x.flip(1).log_softmax(1))
     assert torch.equal(network.weight, torch.eye(2))
 
@@ -167,7 +168,7 @@ def test_a_view_uses_other_parameters_and_leaves_the_network_alone():
 @pytest.fixture
 def networks():
     torch.manual_seed(0)
-    return [View(n.eval()) for n in (VAE((8,), hidden=16, latent=4), GatedMLP(8, 16, 3), GatedMLP(8, 16, 3))]
+    return [view(n) for n in (VAE((8,), hidden=16, latent=4), GatedMLP(8, 16, 3), GatedMLP(8, 16, 3))]
 
 
 @pytest.mark.parametrize("coefficients", [Coefficients(), Coefficients(kl=1.0, entropy=0.0, shell=0.5)])
@@ -183,13 +184,13 @@ def test_the_search_increases_its_own_objective(networks, coefficients):
 
 def test_the_search_of_the_generator_increases_its_own_objective(networks):
     torch.manual_seed(1)
-    other = View(VAE((8,), hidden=16, latent=4).eval())
+    other = view(VAE((8,), hidden=16, latent=4))
     objective = generator_objective(Coefficients(kl=1.0), networks[1], networks[0], other, "own")
     z = torch.randn(20, 4)
     assert objective(LatentSearch(steps=5, step_size=0.01)(objective, z)).item() > objective(z).item()
 
 
-def test_points_are_searched_together_as_one_by_one_but_for_diversity(networks):
+def test_without_diversity_points_are_searched_independently(networks):
     objective = classifier_objective(Coefficients(diversity=0), *networks)
     z = torch.randn(5, 4)
     together = LatentSearch(steps=3)(objective, z)
@@ -200,14 +201,14 @@ def test_points_are_searched_together_as_one_by_one_but_for_diversity(networks):
 # --------------------------------------------------------------------------------------------------------- retrieval
 
 
-def test_what_was_measured_before_and_after_is_averaged(networks):
+def test_measurements_before_and_after_are_averaged(networks):
     retrieval = LatentRetrieval(LatentSearch(steps=5), Coefficients(kl=1.0, entropy=0.0, diversity=0.0))
     starts, ends = [], []
     for seed in range(3):
         torch.manual_seed(seed)
         objective = classifier_objective(retrieval.coefficients, *networks)
         z = torch.randn(6, 4)
-        found, interference = retrieval(objective, 6, lambda rows, z=z: z[:rows], torch.randn)
+        found, interference = retrieval(objective, 6, lambda points, z=z: z[:points], torch.randn)
         starts.append(objective.measure(z)[0].mean())
         ends.append(objective.measure(found)[0].mean())
         torch.testing.assert_close(interference, objective.measure(found)[0])
@@ -219,14 +220,14 @@ def test_what_was_measured_before_and_after_is_averaged(networks):
     assert report["interference_after"] > report["interference_before"]
 
 
-def test_a_failed_search_falls_back_to_plain_samples_and_is_counted():
+def test_a_failed_search_falls_back_to_the_prior_and_is_counted():
     def terms(z, wanted):
         return {"kl": z.sum(1) / 0, "entropy": z.sum(1)}
 
     retrieval = LatentRetrieval(LatentSearch(steps=2), Coefficients(diversity=0))
     plain = torch.full((4, 2), 7.0)
     found, _ = retrieval(
-        Objective(retrieval.coefficients, terms, ("kl",)), 4, lambda rows: torch.ones(rows, 2), lambda _: plain
+        Objective(retrieval.coefficients, terms, ("kl",)), 4, lambda points: torch.ones(points, 2), lambda _: plain
     )
     assert torch.equal(found, plain)
     assert retrieval.report() == {
@@ -244,7 +245,7 @@ def test_ranking_keeps_the_best_of_many(networks):
     retrieval = LatentRetrieval(coefficients=Coefficients(kl=1.0, entropy=0.0), ranking=10)
     objective = classifier_objective(retrieval.coefficients, *networks)
     drawn = torch.randn(50, 4)
-    found, _ = retrieval(objective, 5, lambda rows: drawn[:rows], torch.randn)
+    found, _ = retrieval(objective, 5, lambda points: drawn[:points], torch.randn)
     best = sorted(objective.scores(drawn).tolist(), reverse=True)[:5]
     assert objective.scores(found).tolist() == pytest.approx(best)
 
@@ -261,33 +262,34 @@ def test_ranking_keeps_the_best_of_many(networks):
         {"ranking": 0},
     ],
 )
-def test_a_retrieval_that_cannot_be_is_refused(wrong):
+def test_invalid_retrievals(wrong):
     with pytest.raises(InvalidInput):
         LatentRetrieval(**wrong)
     with pytest.raises(InvalidInput):
         Coefficients(kl=math.nan)
 
 
-def test_the_virtual_step_by_the_optimisers_rate_and_by_ones_own():
+def network(optimizer):
     layer = linear([[1.0, 2.0], [3.0, 4.0]])
-    gradient = {"weight": torch.ones(2, 2)}
-    adam = torch.optim.Adam(layer.parameters(), lr=0.25)
-    own = LatentRetrieval().foresee(layer, adam, gradient)["weight"]
-    torch.testing.assert_close(own, layer.weight - 0.25)
-    given = LatentRetrieval(rate=0.5).foresee(layer, adam, gradient)["weight"]
-    torch.testing.assert_close(given, layer.weight - 0.5)
+    return layer, Network(layer, optimizer(layer.parameters()))
 
 
-def test_the_exact_virtual_step_is_what_adam_then_does():
-    layer = linear([[1.0, 2.0], [3.0, 4.0]])
-    adam = torch.optim.Adam(layer.parameters(), lr=0.25, fused=True)
+def test_the_virtual_step_with_the_optimizers_rate_and_with_another():
+    layer, own = network(lambda parameters: torch.optim.Adam(parameters, lr=0.25))
+    gradient = NamedGradient(weight=torch.ones(2, 2))
+    for rate, expected in ((None, 0.25), (0.5, 0.5)):
+        ahead = LatentRetrieval(rate=rate).view_ahead(own, gradient).tensors["weight"]
+        torch.testing.assert_close(ahead, layer.weight - expected)
+
+
+def test_the_optimizers_virtual_step_is_what_adam_then_does():
+    layer, own = network(lambda parameters: torch.optim.Adam(parameters, lr=0.25, fused=True))
     for _ in range(3):
         layer.weight.grad = torch.randn(2, 2)
-        adam.step()
-    gradient = {"weight": torch.randn(2, 2)}
-    before = layer.weight.detach().clone()
-    foreseen = LatentRetrieval(virtual_step="optimizer").foresee(layer, adam, gradient)["weight"]
+        own.optimizer.step()
+    gradient, before = NamedGradient(weight=torch.randn(2, 2)), layer.weight.detach().clone()
+    ahead = LatentRetrieval(virtual_step="optimizer").view_ahead(own, gradient).tensors["weight"]
     assert torch.equal(layer.weight, before)
     layer.weight.grad = gradient["weight"]
-    adam.step()
-    assert torch.equal(foreseen, layer.weight)
+    own.optimizer.step()
+    assert torch.equal(ahead, layer.weight)

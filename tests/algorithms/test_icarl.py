@@ -205,7 +205,7 @@ def test_predicting_changes_nothing() -> None:
     assert_same(ours.state_dict(), before)
 
 
-# -------------------------------------------------------------------------------------------- tasks, state, invalid input
+# ----------------------------------------------------------------------------------------- tasks, state, invalid input
 
 
 def test_a_new_task_ends_the_previous_one() -> None:

@@ -33,9 +33,7 @@ def test_the_autoencoder_has_the_published_size() -> None:
         ((1, 2, 4), 1, (20, 1, 2)),
     ],
 )
-def test_reconstructions_have_the_shape_of_the_inputs(
-    shape: tuple[int, ...], depth: int, code: tuple[int, ...]
-) -> None:
+def test_reconstructions_have_the_inputs_shape(shape: tuple[int, ...], depth: int, code: tuple[int, ...]) -> None:
     network = ConvAutoencoder(shape, depth=depth)
     x = torch.rand(3, *shape)
     assert network.encode(x).shape == (3, *code) == (3, *network.code_shape)

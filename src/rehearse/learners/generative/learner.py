@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -144,8 +145,12 @@ class GenerativeReplay(Learner):
 
     @property
     def generator_optimizer(self) -> torch.optim.Optimizer:
-        """The generator's optimizer."""
+        """The generator's optimizer; another one may be assigned."""
         return self.generator_network.optimizer
+
+    @generator_optimizer.setter
+    def generator_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        self.generator_network.optimizer = optimizer
 
     @property
     def samples_passed(self) -> int:
@@ -161,18 +166,18 @@ class GenerativeReplay(Learner):
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id)
         with self.lock, all_or_nothing(*self._networks(), *self._retrievals().values()) as commit:
-            batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
-            operations: Operations = ()
-            for updates in [self.updates] if self.reuse else [1] * self.updates:
-                self._run_early(operations)
-                with self.network.training(), self.generator_network.training():
+            with self.network.training(), self.generator_network.training():
+                batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
+                operations: Operations = ()
+                for updates in [self.updates] if self.reuse else [1] * self.updates:
+                    self._run_early(operations)
                     for_classifier = self._retrieve_for_classifier(batch, past)  # B_C, Eq. 2
                     for_generator = self._retrieve_for_generator(batch, past)  # B_G, Eq. 3
                     with naming_the_search(past.previous is not None and bool(self._retrievals())):
                         first = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
                         second = self._update_generator(batch, for_generator, updates, past)  # φ, γ ← SGD(B_n ∪ B_G, α)
-                operations = chain(first.operations, second.operations)
-                past = past._replace(gradients=self._stale(first, second))
+                    operations = chain(first.operations, second.operations)
+                    past = past._replace(gradients=self._stale(first, second))
             progress, past = self.progress.after(incoming, self.updates), past._replace(batches=past.batches + 1)
             commit(chain(operations, map(setattr, [self, self], ["progress", "past"], [progress, past])))
         if for_classifier is None:
@@ -334,37 +339,38 @@ class GenerativeReplay(Learner):
 
     def generator_losses(self, x: Tree) -> Elbo:
         """Return −ELBO of each sample in its two parts, in eval mode, with noise that is the same every time."""
-        parts = [Elbo(*self._ask_generator("loss", self._inputs(part))) for part in tree_parts(checked_inputs(x))]
+        with self._measuring() as generator:
+            parts = [generator.loss(part) for part in tree_parts(self._inputs(checked_inputs(x)))]
         return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
 
     def imagine(self, samples: int) -> Tensor:
         """Return samples of the present generator, from the same points in latent space every time."""
         check_positive(samples=samples)
-        with borrowed(RandomState(EVALUATION_SEED, "evaluation")):
-            z = self._prior(samples)
-        decoded: Tensor = self._ask_generator("decode", z)
-        return decoded
+        with self._measuring() as generator:
+            return generator.decode(self._prior(samples))
 
     def reconstruct(self, x: Tree) -> Tensor:
         """Return what the present generator makes of inputs, through the mean of their code."""
-        mean, _ = self._ask_generator("encode", self._inputs(checked_inputs(x)))
-        decoded: Tensor = self._ask_generator("decode", mean)
-        return decoded
+        with self._measuring() as generator:
+            return generator.decode(generator.encode(self._inputs(checked_inputs(x)))[0])
 
-    def _ask_generator(self, method: str, x: Tensor) -> Any:
+    @contextlib.contextmanager
+    def _measuring(self) -> Iterator[View]:
+        """Yield the present generator in eval mode; its noise is the same every time."""
         network = self.generator_network
         with self._looking(), borrowed(RandomState(EVALUATION_SEED, "evaluation")), network.looking("evaluation"):
-            return network.ask(method, x, network.twin.tensors())
+            yield View(network, network.twin.tensors())
 
     def retrieve(self, x: Tree, y: Any) -> Retrieved:
-        """Return what a step on this batch would replay, as the networks see it: Figures 2 and 3. Changes nothing."""
+        """Return what a step of the present task on this batch would replay: Figures 2 and 3. Changes nothing."""
         with self._looking():
             batch = self._prepared(checked_batch(x, y))
             restores = [network.snapshot() for network in self._networks()]
             restores += [retrieval.snapshot() for retrieval in self._retrievals().values()]
+            past = self.past._replace(samples=self.past.samples + len(batch))
             try:
                 with self.network.training(), self.generator_network.training():
-                    found = [f(batch, self.past) for f in (self._retrieve_for_classifier, self._retrieve_for_generator)]
+                    found = [f(batch, past) for f in (self._retrieve_for_classifier, self._retrieve_for_generator)]
             finally:
                 for restore in restores:
                     restore()
