@@ -1,85 +1,36 @@
-"""Replay from a memory of codes, against slow programs of their own: deep copies, loops, one row at a time."""
+"""Replay from codes: Algorithm 3 against slow programs with deep copies, loops, one sample at a time."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rehearse.compute import prepare_for_model
-from rehearse.learners.hybrid_codec import Codec
-from rehearse.learners.hybrid_search import distinct_neighbours
+from code_learner import LR, SHAPE, TASKS, Tiny, coder, images, learner, previous, run, some_search
 from torch import Tensor, nn
 
 from rehearse import Batch, ReservoirMemory
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.lab.predictors import alternative_predictors, own_metrics
 from rehearse.latent import LatentSearch
-from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes, hybrid_memory
+from rehearse.learners import CodeReplay, CodeSearch
+from rehearse.learners.codes import coded as coded_memory
+from rehearse.learners.codes import update as updates
+from rehearse.learners.codes.codec import Codec
+from rehearse.learners.codes.search import distinct_neighbours
+from rehearse.learners.codes.update import Update
 from rehearse.nets import ConvAutoencoder
+from rehearse.network import Network
 from sameness import assert_same, differences
-
-SHAPE, LR = (1, 4, 4), 0.1
-
-
-class Tiny(nn.Module):
-    """A classifier with batch-norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(48, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
-def learner(seed: int = 0, capacity: int = 30, search: CodeSearch | None = None, **options: Any) -> CodeReplay:
-    torch.manual_seed(7)
-    classifier, autoencoder = Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1)
-    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
-    return CodeReplay(
-        classifier,
-        torch.optim.SGD(classifier.parameters(), lr=LR),
-        autoencoder,
-        torch.optim.Adam(autoencoder.parameters(), lr=0.01),
-        ReservoirMemory(capacity, seed=seed),
-        search=search,
-        seed=seed,
-        **options,
-    )
-
-
-def some_search(**options: Any) -> CodeSearch:
-    return CodeSearch(LatentSearch(1, 0.5), **options)
-
-
-def images(n: int, seed: int, labels: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.tensor(labels)[torch.randint(0, 2, (n,), generator=generator)]
-    x = torch.randn(n, *SHAPE, generator=generator) / 3 + (y.view(-1, 1, 1, 1) - 1.5) / 3
-    return x.clamp(-1, 1), y
-
-
-TASKS = [images(20, task, (2 * task, 2 * task + 1)) for task in range(2)]
-
-
-def run(made: CodeReplay, tasks: int = 2, batches: int = 4) -> list[Any]:
-    steps = []
-    for task in range(tasks):
-        x, y = TASKS[task]
-        made.begin_task(Batch(x, y, task), task)
-        steps += [made.observe(x[i : i + 5], y[i : i + 5], task) for i in range(0, 5 * batches, 5)]
-        made.end_task()
-    return steps
-
 
 # --------------------------------------------------------------------------------------------- Algorithm 3, slowly
 
 
 def slow(made: CodeReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
-    """AE on TASKS with everything replayed and rehearsed: classifier, autoencoder and codes at the end."""
+    """AE on TASKS with all codes replayed to both networks: classifier, autoencoder and codes at the end."""
     classifier, autoencoder = copy.deepcopy(made.model), copy.deepcopy(made.autoencoder)
     adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
     before = copy.deepcopy(autoencoder).eval()
@@ -88,11 +39,11 @@ def slow(made: CodeReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
     for task, (x, y) in enumerate(TASKS):
         x = x.double()
         for epoch in range(2):
-            order = made.coded.training.order(20, epoch, task)
+            order = made.coded._order(20, epoch, task)
             for start in range(0, 20, 5):
-                rows = [x[row] for row in order[start : start + 5]]
-                rows += [before.decode(code[None])[0].detach() for code in codes]
-                batch = torch.stack(rows)
+                samples = [x[sample] for sample in order[start : start + 5]]
+                samples += [before.decode(code[None])[0].detach() for code in codes]
+                batch = torch.stack(samples)
                 adam.zero_grad()
                 ((autoencoder.train()(batch) - batch) ** 2).mean().backward()
                 adam.step()
@@ -104,9 +55,9 @@ def slow(made: CodeReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
             new = before.encode(x[start : start + 5]).detach()
             shown = before.decode(new).detach()
             memories = [before.decode(code[None]).detach() for code in codes[:past]]
-            scores = classifier.train()(torch.cat([shown, *memories]))
+            logits = classifier.train()(torch.cat([shown, *memories]))
             wanted = [*y[start : start + 5].tolist(), *labels[:past]]
-            each = [-F.log_softmax(scores[i], 0)[label] for i, label in enumerate(wanted)]
+            each = [-F.log_softmax(logits[i], 0)[label] for i, label in enumerate(wanted)]
             loss = sum(each[:5]) / 5 if not past else (0.3 * sum(each[:5]) + 0.7 * sum(each[5:])) / len(each)
             gradients = torch.autograd.grad(loss, list(classifier.parameters()))
             with torch.no_grad():
@@ -117,11 +68,11 @@ def slow(made: CodeReplay) -> tuple[nn.Module, nn.Module, list[Tensor]]:
     return classifier, autoencoder, codes
 
 
-def test_two_tasks_are_what_a_slow_program_makes_of_them() -> None:
+def test_two_tasks_match_a_slow_program() -> None:
     """In double precision: Adam makes whole steps of the rounding errors of parameters without a gradient."""
-    made = learner(capacity=100, replay_share=0.7)
-    made.model.double(), made.autoencoder.double()
-    made.coded.codec, made.prepare = Codec(made.autoencoder), prepare_for_model(made.model)
+    torch.manual_seed(7)
+    networks = Tiny().double(), ConvAutoencoder(SHAPE, channels=3, depth=1).double()
+    made = learner(*networks, capacity=100, replay_share=0.7)
     classifier, autoencoder, codes = slow(made)
     run(made)
     for ours, theirs in ((made.autoencoder, autoencoder), (made.model, classifier)):
@@ -130,7 +81,7 @@ def test_two_tasks_are_what_a_slow_program_makes_of_them() -> None:
     torch.testing.assert_close(made.memory.all().x.double(), torch.stack(codes), rtol=1e-4, atol=1e-5)
 
 
-def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
+def test_without_autoencoding_real_images_are_learned_and_predicted() -> None:
     made = learner(autoencode_incoming=False, autoencode_test=False)
     x, y = TASKS[0]
     made.begin_task(Batch(x, y, 0), 0)
@@ -140,7 +91,7 @@ def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
     torch.testing.assert_close(made.logits(x), made.model.eval()(x))
     seen = learner()
     seen.begin_task(Batch(x, y, 0), 0)
-    codec = seen.codec.autoencoder
+    codec = coder(seen)
     shown = codec.decode(codec.encode(x))
     first = seen.observe(x[:5], y[:5], 0)
     assert first.incoming_loss == pytest.approx(F.cross_entropy(plain.train()(shown[:5]), y[:5]).item(), rel=1e-5)
@@ -149,7 +100,7 @@ def test_without_the_autoencoder_real_images_are_learned_and_judged() -> None:
     torch.testing.assert_close(seen.rebuild(x), shown)
 
 
-def test_recalled_codes_are_distinct_and_of_other_tasks() -> None:
+def test_replayed_codes_are_distinct_and_of_other_tasks() -> None:
     steps = run(learner(budget=8))
     assert all(step.replayed is None for step in steps[:4])
     for step in steps[4:]:
@@ -158,7 +109,7 @@ def test_recalled_codes_are_distinct_and_of_other_tasks() -> None:
 
 
 @pytest.mark.parametrize("search", [None, CodeSearch()])
-def test_ten_codes_ten_times(search: CodeSearch | None) -> None:
+def test_copies_of_each_code(search: CodeSearch | None) -> None:
     steps = run(learner(budget=12, copies=4, search=search))
     slots = steps[-1].replayed.slots.tolist()
     assert len(slots) == 12
@@ -171,21 +122,20 @@ def test_ten_codes_ten_times(search: CodeSearch | None) -> None:
 
 
 def slowly_interfered(made: CodeReplay, x: Tensor, y: Tensor, count: int, real: bool) -> list[int]:
-    """The slots that AE-MIR should recall: deep copies, the objective by loops, neighbours by looking at all."""
+    """The slots that AE-MIR should retrieve: deep copies, the objective by loops, neighbours among all."""
     assert made.search is not None
-    assert made.previous is not None
-    codec = copy.deepcopy(made.codec.autoencoder)
-    foreseen, previous = copy.deepcopy(made.model).train(), copy.deepcopy(made.previous.network).train()
+    codec = coder(made)
+    ahead, before = copy.deepcopy(made.model).train(), previous(made).train()
     shown = x if real else codec.decode(codec.encode(x)).detach()
-    gradients = torch.autograd.grad(F.cross_entropy(foreseen(shown), y), list(foreseen.parameters()))
+    gradients = torch.autograd.grad(F.cross_entropy(ahead(shown), y), list(ahead.parameters()))
     with torch.no_grad():
-        for parameter, gradient in zip(foreseen.parameters(), gradients, strict=True):
+        for parameter, gradient in zip(ahead.parameters(), gradients, strict=True):
             parameter -= LR * gradient
     z = codec.encode(x).detach()
     for _ in range(made.search.search.steps):
         z.requires_grad_()
         image = codec.decode(z)
-        p, q = previous(image).softmax(1), foreseen(image).softmax(1)
+        p, q = before(image).softmax(1), ahead(image).softmax(1)
         total: Any = 0
         for i in range(len(z)):
             for c in range(4):
@@ -193,20 +143,20 @@ def slowly_interfered(made: CodeReplay, x: Tensor, y: Tensor, count: int, real: 
                 total += made.search.entropy * p[i, c] * p[i, c].log()
                 total += made.search.ahead_entropy * q[i, c] * q[i, c].log()
         z = (z + made.search.search.step_size * torch.autograd.grad(total, z)[0]).detach()
-    rows = made.memory.all(exclude_task=1)
-    assert rows.slots is not None
+    samples = made.memory.all(exclude_task=1)
+    assert samples.slots is not None
     chosen: list[int] = []
     while len(chosen) < count:
         for point in z:
             if len(chosen) < count:
-                free = [slot for slot in rows.slots.tolist() if slot not in chosen]
+                free = [slot for slot in samples.slots.tolist() if slot not in chosen]
                 far = [float((point - made.memory.get(torch.tensor([slot])).x[0]).square().sum()) for slot in free]
                 chosen.append(free[far.index(min(far))])
     return chosen
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
+def test_interfered_codes_match_a_slow_search(real: bool) -> None:
     search = CodeSearch(LatentSearch(2, 3.0), kl=5.0, entropy=0.5, ahead_entropy=2.0, candidates=None)
     made = learner(capacity=100, search=search, budget=7, autoencode_virtual=not real)
     run(made, tasks=1)
@@ -214,8 +164,7 @@ def test_interfered_codes_are_those_of_a_slow_search(real: bool) -> None:
     made.begin_task(Batch(x, y, 1), 1)
     for start in (0, 5, 10):
         made.observe(x[start : start + 5], y[start : start + 5], 1)
-    assert made.previous is not None
-    assert differences(made.previous.network.state_dict(), made.model.state_dict()), "θ′ is of the end of task 0"
+    assert differences(previous(made).state_dict(), made.model.state_dict()), "θ′ is of the end of task 0"
     wanted = slowly_interfered(made, x[15:], y[15:], 7, real)
     step = made.observe(x[15:], y[15:], 1)
     assert step.replayed is not None
@@ -233,8 +182,7 @@ def when_taken(made: CodeReplay, tasks: list[int | None]) -> list[int]:
         made.observe(x[:5], y[:5], task)
         if made.previous is not last:
             last = made.previous
-            assert last is not None
-            assert_same(last.network.state_dict(), before)
+            assert_same(previous(made).state_dict(), before)
             taken.append(number)
     return taken
 
@@ -245,13 +193,12 @@ def test_the_previous_classifier_is_the_one_at_the_end_of_the_last_task() -> Non
     made = learner(search=some_search())
     when_taken(made, [0, 0])
     made.end_task()
-    assert made.previous is not None
-    assert_same(made.previous.network.state_dict(), made.model.state_dict())
-    assert when_taken(made, [0, 0, 0]) == [], "a task that goes on after its end"
-    assert when_taken(learner(), [0, 1]) == [], "nobody needs it"
+    assert_same(previous(made).state_dict(), made.model.state_dict())
+    assert when_taken(made, [0, 0, 0]) == [], "a task that continues after its end"
+    assert when_taken(learner(), [0, 1]) == [], "without a search there is no snapshot"
 
 
-def test_candidates_are_what_the_memory_draws_of_other_tasks() -> None:
+def test_candidates_are_drawn_from_other_tasks() -> None:
     made = learner(capacity=100, search=some_search(candidates=6), budget=4)
     run(made, tasks=1)
     x, y = TASKS[1]
@@ -264,10 +211,10 @@ def test_candidates_are_what_the_memory_draws_of_other_tasks() -> None:
 
 
 @pytest.mark.parametrize("far", [None, 3e38])
-def test_where_a_search_ends_nowhere_codes_of_other_tasks_are_drawn(
+def test_a_search_that_fails_falls_back_to_random_codes_of_other_tasks(
     far: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At numbers that are none, or so far out that no distance can be told: never the lowest slots by default."""
+    """The points are not finite, or too far out for any distance to be finite."""
     made = learner(capacity=100, search=some_search(kl=20.0 if far else 1e38), budget=4)
     assert made.search is not None
     if far:
@@ -278,14 +225,14 @@ def test_where_a_search_ends_nowhere_codes_of_other_tasks_are_drawn(
     assert any(sorted(step.replayed.slots.tolist()) != [0, 1, 2, 3] for step in steps[4:])
 
 
-def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
+def test_diagnostics_of_a_search() -> None:
     made = learner(search=CodeSearch(LatentSearch(1, 0.5)))
     run(made)
-    told = made.diagnostics()["search"]
-    assert (told["searches"], told["fallbacks"], told["measured"]) == (4, 0, 1)
-    assert told["objective_after"] > told["objective_before"]
-    parts = told["interference_before"], told["entropy_before"], told["ahead_entropy_before"]
-    assert told["objective_before"] == pytest.approx(20 * parts[0] - parts[1] - parts[2], rel=1e-4)
+    found = made.diagnostics()["search"]
+    assert (found["searches"], found["fallbacks"], found["measured"]) == (4, 0, 1)
+    assert found["objective_after"] > found["objective_before"]
+    parts = found["interference_before"], found["entropy_before"], found["ahead_entropy_before"]
+    assert found["objective_before"] == pytest.approx(20 * parts[0] - parts[1] - parts[2], rel=1e-4)
     wild = learner(capacity=100, search=CodeSearch(LatentSearch(3, 1e38)))
     steps = run(wild)
     assert wild.diagnostics()["search"]["fallbacks"] > 0
@@ -293,13 +240,13 @@ def test_a_search_tells_what_it_did_and_a_wild_one_falls_back() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled(noise: float) -> None:
+def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_the_retrieval(noise: float) -> None:
     """So a comparison of AE and AE-MIR is one of retrievals, even if both networks draw random numbers."""
     plain, searched = learner(seed=3), learner(seed=3, search=CodeSearch())
     for made in (plain, searched):
         made.model.body.append(nn.Dropout(noise))
         made.autoencoder.encoder.append(nn.Dropout(noise))
-        made.coded.codec = Codec(made.autoencoder)
+        made.coded.now = replace(made.coded.now, codec=made.codec.renewed())
         run(made)
         made.begin_task(Batch(*TASKS[0], 2), 2)
     assert_same(plain.autoencoder.state_dict(), searched.autoencoder.state_dict())
@@ -311,23 +258,24 @@ def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_what_is_recalled(n
 
 
 @pytest.mark.parametrize(("codes", "size"), [("float32", 4), ("float16", 2), ("uint8", 1)])
-def test_bytes_are_told_beside_those_of_raw_images(codes: str, size: int) -> None:
+def test_diagnostics_of_the_memory_in_bytes(codes: str, size: int) -> None:
     made = learner(capacity=12, codes=codes)
     run(made)
-    told = made.diagnostics()["memory"]
+    found = made.diagnostics()["memory"]
     beside = 3 * 8  # label, task and arrival
-    assert (told["codes"], told["code_bytes"], told["input_bytes"]) == (12, 12 * size, 16 * 4)
-    assert told["bytes"] == 12 * (12 * size + beside)
-    assert told["bytes_as_inputs"] == 12 * (16 * 4 + beside)
+    assert (found["codes"], found["code_bytes"], found["input_bytes"]) == (12, 12 * size, 16 * 4)
+    assert found["bytes"] == 12 * (12 * size + beside)
+    assert found["bytes_as_inputs"] == 12 * (16 * 4 + beside)
     weights = sum(v.numel() * v.element_size() for v in made.autoencoder.state_dict().values())
-    assert told["autoencoder_bytes"] == weights + (2 * 3 * 4 if codes == "uint8" else 0)
+    assert found["autoencoder_bytes"] == weights + (2 * 3 * 4 if codes == "uint8" else 0)
 
 
 def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     torch.manual_seed(0)
-    network, x = ConvAutoencoder(SHAPE, channels=3, depth=1), torch.randn(50, *SHAPE)
-    exact, coarse = Codec(network), Codec(network, "uint8")
-    coarse.calibrate([x[:20], x[20:]])
+    autoencoder, x = ConvAutoencoder(SHAPE, channels=3, depth=1), torch.randn(50, *SHAPE)
+    network = Network(autoencoder, torch.optim.Adam(autoencoder.parameters()))
+    exact = Codec.of(network, "float32", "running")
+    coarse = Codec.of(network, "uint8", "running").calibrated_on([x[:20], x[20:]])
     codes = exact.encode(x)
     error = (coarse.floats(coarse.encode(x)) - codes).abs()
     for channel in range(3):
@@ -336,16 +284,16 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     beyond = coarse.encode(x * 3)
     assert (beyond == 255).any()
     assert (beyond == 0).any()
-    half = Codec(network, "float16")
+    half = Codec.of(network, "float16", "running")
     torch.testing.assert_close(half.floats(half.encode(x)), codes, rtol=1e-3, atol=1e-4)
 
 
 def brought_up_to_date(made: CodeReplay) -> None:
-    made.coded.carry_out(hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0]))
+    made.coded.write(Update.of(made.codec, made.memory, TASKS[0][0]))
 
 
 @pytest.mark.parametrize("codes", ["float32", "float16", "uint8"])
-def test_when_the_autoencoder_changes_every_code_is_read_with_the_old_and_written_with_the_new(codes: str) -> None:
+def test_an_update_reads_every_code_with_the_old_autoencoder_and_writes_it_with_the_new(codes: str) -> None:
     made = learner(capacity=37, codes=codes)
     run(made, tasks=1)
     with torch.no_grad():
@@ -354,73 +302,85 @@ def test_when_the_autoencoder_changes_every_code_is_read_with_the_old_and_writte
     old, before = made.codec, made.memory.all()
     brought_up_to_date(made)
     after = made.memory.all()
-    for row in range(len(before)):
-        image = old.read(before.x[row : row + 1])
-        torch.testing.assert_close(after.x[row : row + 1], made.codec.encode(image), rtol=1e-3, atol=1e-3)
+    for sample in range(len(before)):
+        image = old.read(before.x[sample : sample + 1])
+        torch.testing.assert_close(after.x[sample : sample + 1], made.codec.encode(image), rtol=1e-3, atol=1e-3)
     assert_same((after.y, after.task, after.slots), (before.y, before.task, before.slots))
     assert differences(after.x, before.x)
 
 
-def test_codes_are_brought_up_to_date_after_each_epoch_or_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_updated_after_each_epoch_or_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = {}
     for refresh in ("epoch", "task"):
-        made, calls = learner(refresh=refresh, autoencoder_epochs=3), []
-        plain = made.coded.carry_out
-        monkeypatch.setattr(made.coded, "carry_out", lambda it, calls=calls, plain=plain: calls.append(1) or plain(it))
+        made, calls = learner(refresh=refresh, autoencoder_epochs=3), list[Any]()
+        plain = made.coded.write
+        monkeypatch.setattr(made.coded, "write", lambda it, calls=calls, plain=plain: calls.append(it) or plain(it))
         run(made)
-        counts[refresh] = len(calls)
-        assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
+        counts[refresh] = sum(update is not None for update in calls)
+        assert_same(dict(made.codec.tensors), dict(made.autoencoder.state_dict()))
     assert counts == {"epoch": 6, "task": 2}
 
 
-def test_without_begin_task_it_learns_as_it_goes_and_the_codes_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_begin_task_codes_are_updated_every_so_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     made, due = learner(refresh_every=6), []
-    plain = made.coded.carry_out
-    monkeypatch.setattr(made.coded, "carry_out", lambda it: due.append(made.coded.unprepared_batches + 1) or plain(it))
+    plain = made.coded.write
+
+    def noted(update: Update | None) -> None:
+        if update is not None:
+            due.append(made.coded.now.unprepared_batches + 1)
+        plain(update)
+
+    monkeypatch.setattr(made.coded, "write", noted)
     x, y = images(70, 5, (0, 1))
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
     assert due == [2, 4, 6, 12]
-    assert made.coded.training.steps == 14 * 2
+    assert made.coded.now.steps == 14 * 2
 
 
-def test_the_first_codes_of_a_batch_that_nobody_prepared_have_gone_one_way_only() -> None:
+def test_the_first_codes_without_begin_task_are_of_the_trained_autoencoder() -> None:
     made = learner()
     x, y = TASKS[0]
     made.observe(x[:5], y[:5])
-    assert_same(made.codec.autoencoder.state_dict(), made.autoencoder.state_dict())
+    assert_same(dict(made.codec.tensors), dict(made.autoencoder.state_dict()))
     torch.testing.assert_close(made.memory.all().x, made.codec.encode(x[:5]))
 
 
-def rehearsed(made: CodeReplay, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of rows of each step of the autoencoder."""
-    rows: list[int] = []
-    plain = made.coded.training.step
-    monkeypatch.setattr(made.coded.training, "step", lambda x: rows.append(len(x)) or plain(x))
-    return rows
+def trained_on(made: CodeReplay, monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return a list that grows by the inputs of each step of the autoencoder."""
+    inputs: list[Tensor] = []
+    network, plain = made.coded.network, made.coded.network.ask
+
+    def ask(method: str, x: Tensor, tensors: Any = None, *rest: Any) -> Any:
+        if method == "encode" and tensors is None:
+            inputs.append(x.clone())
+        return plain(method, x, tensors, *rest)
+
+    monkeypatch.setattr(network, "ask", ask)
+    return inputs
 
 
-def test_the_autoencoder_rehearses_so_many_codes_of_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_autoencoder_replays_codes_of_other_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner(capacity=100, autoencoder_budget=4)
-    rows = rehearsed(made, monkeypatch)
+    inputs = trained_on(made, monkeypatch)
     run(made)
-    assert rows == [5] * 8 + [9] * 8
+    assert [len(x) for x in inputs] == [5] * 8 + [9] * 8
     unprepared = learner(capacity=100, autoencoder_budget=4)
-    rows = rehearsed(unprepared, monkeypatch)
+    inputs = trained_on(unprepared, monkeypatch)
     x, y = TASKS[0]
     for start, task in ((0, 0), (5, 0), (10, 1), (15, 1)):
         unprepared.observe(x[start : start + 5], y[start : start + 5], task)
-    assert rows == [5, 5, 5, 5, 9, 9, 9, 9]
+    assert [len(x) for x in inputs] == [5, 5, 5, 5, 9, 9, 9, 9]
 
 
-def test_every_epoch_has_all_rows_in_another_order() -> None:
-    order = learner().coded.training.order
+def test_every_epoch_has_all_samples_in_another_order() -> None:
+    order = learner().coded._order
     first, second, other = order(20, 0, 0).tolist(), order(20, 1, 0).tolist(), order(20, 0, 1).tolist()
     assert sorted(first) == sorted(second) == sorted(other) == list(range(20))
     assert len({tuple(one) for one in (first, second, other, list(range(20)))}) == 4
 
 
-def test_rows_that_are_forgotten_while_the_autoencoder_trains_are_rehearsed_no_more(
+def test_samples_forgotten_while_the_autoencoder_trains_are_not_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = learner(capacity=100)
@@ -428,7 +388,7 @@ def test_rows_that_are_forgotten_while_the_autoencoder_trains_are_rehearsed_no_m
     made.begin_task(Batch(x, y, 0), 0)
     for start in range(0, 20, 5):
         made.observe(x[start : start + 5], y[start : start + 5], 0, id=list(range(start, start + 5)))
-    rows = rehearsed(made, monkeypatch)
+    inputs = trained_on(made, monkeypatch)
 
     held = []
 
@@ -442,16 +402,15 @@ def test_rows_that_are_forgotten_while_the_autoencoder_trains_are_rehearsed_no_m
 
     x, y = TASKS[1]
     made.begin_task(Batch(x, y, 1), 1, forget)
-    assert rows == [25] * 3 + [17] * 2 + [5 + held[0]] * 3
+    assert [len(x) for x in inputs] == [25] * 3 + [17] * 2 + [5 + held[0]] * 3
     made.observe(x[:5], y[:5], 1)
 
 
-def test_what_is_read_ahead_is_of_the_rows_that_are_there() -> None:
-    """Rows that take the place of forgotten ones are as many."""
-    made, read = learner(capacity=20), []
+def test_codes_read_ahead_follow_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many samples replace those that were forgotten."""
+    made = learner(capacity=20)
     run(made, tasks=1)
-    plain = made.coded.training.step
-    made.coded.training.step = lambda x: (read.append(x[5:].clone()), plain(x))[1]  # type: ignore[method-assign]
+    inputs = trained_on(made, monkeypatch)
     shape = made.memory.all().x.shape[1:]
 
     def replaced(done: int, of: int) -> None:
@@ -462,9 +421,10 @@ def test_what_is_read_ahead_is_of_the_rows_that_are_there() -> None:
 
     x, y = TASKS[1]
     made.begin_task(Batch(x, y, 1), 1, replaced)
+    read = [x[5:] for x in inputs]
     assert read[1].shape == read[2].shape
     assert not torch.equal(read[1][0], read[1][1])
-    assert all(torch.equal(row, read[2][0]) for row in read[2]), "all codes are the same by now"
+    assert all(torch.equal(sample, read[2][0]) for sample in read[2]), "all codes are the same now"
 
 
 def test_batch_statistics_are_an_option() -> None:
@@ -483,20 +443,20 @@ def test_batch_statistics_are_an_option() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 7, 8])
-def test_training_of_the_autoencoder_goes_on_bit_for_bit_where_it_stopped(stop: int, tmp_path: Any) -> None:
+def test_training_of_the_autoencoder_resumes_bit_for_bit(stop: int, tmp_path: Any) -> None:
     """In the middle of an epoch, at its end, and at the end of it all; into a learner of another seed."""
     x, y = TASKS[1]
     whole = learner(seed=1)
     run(whole, tasks=1)
-    told: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
 
     def note(done: int, steps: int) -> None:
-        told.append((done, steps))
+        found.append((done, steps))
         if done == stop:
             torch.save(whole.state_dict(), tmp_path / "state.pt")
 
     whole.begin_task(Batch(x, y, 1), 1, note)
-    assert told == [(step, 8) for step in range(1, 9)]
+    assert found == [(step, 8) for step in range(1, 9)]
     whole.observe(x[:5], y[:5], 1)
     resumed = learner(seed=2)
     resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
@@ -507,7 +467,7 @@ def test_training_of_the_autoencoder_goes_on_bit_for_bit_where_it_stopped(stop: 
     assert_same(resumed.state_dict(), whole.state_dict())
 
 
-def test_an_exception_out_of_on_step_leaves_a_state_to_go_on_from() -> None:
+def test_begin_task_resumes_after_an_exception_in_on_step() -> None:
     x, y = TASKS[0]
     whole, stopped = learner(), learner()
 
@@ -522,7 +482,7 @@ def test_an_exception_out_of_on_step_leaves_a_state_to_go_on_from() -> None:
     assert_same(stopped.state_dict(), whole.state_dict())
 
 
-def test_a_task_is_trained_for_once_and_bad_data_changes_nothing() -> None:
+def test_a_task_is_prepared_once_and_invalid_data_changes_nothing() -> None:
     made = learner()
     run(made, tasks=1)
     before = made.state_dict()
@@ -540,7 +500,7 @@ def test_a_task_is_trained_for_once_and_bad_data_changes_nothing() -> None:
 
 
 class Linear(nn.Module):
-    """An autoencoder of somebody else's: flat codes."""
+    """Another autoencoder: flat codes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -570,7 +530,7 @@ def test_any_autoencoder_fits(codes: Any) -> None:
     assert made.memory.all().x.shape == (20, 6)
 
 
-def test_what_is_no_autoencoder_is_refused() -> None:
+def test_invalid_code_replay_options() -> None:
     classifier, other = Tiny(), nn.Linear(4, 4)
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in (classifier, other)]
     with pytest.raises(InvalidType, match="lacks encode and decode"):
@@ -580,7 +540,7 @@ def test_what_is_no_autoencoder_is_refused() -> None:
             learner(**bad)
 
 
-def test_memories_are_diagnosed_and_remembered_as_codes() -> None:
+def test_codes_are_diagnosed_and_remembered() -> None:
     made = learner()
     x, y = TASKS[0]
     made.begin_task(Batch(x, y, 0), 0)
@@ -588,53 +548,52 @@ def test_memories_are_diagnosed_and_remembered_as_codes() -> None:
     torch.testing.assert_close(made.memory.all().x, made.codec.encode(x))
     before = made.state_dict()
     found = made.diagnose(*TASKS[1], 1)
+    assert_same(made.state_dict(), before)
     assert len(found) == 20
     image = made.codec.read(made.memory.get(found.slots).x)
     losses = F.cross_entropy(made.model.train()(image), found.y, reduction="none")
     torch.testing.assert_close(found.before, losses.detach(), rtol=1e-3, atol=1e-4)
-    made.model.load_state_dict(before["model"])
-    assert_same(made.state_dict(), before)
 
 
-def test_the_mean_squared_error_of_test_images_is_told() -> None:
+def test_the_mean_squared_error_of_test_images() -> None:
     made = learner()
     run(made, tasks=1)
-    x, y = TASKS[1]
+    x, _ = TASKS[1]
     wanted = ((made.rebuild(x) - x) ** 2).mean().item()
-    assert made.evaluation_metrics(x, y)["reconstruction"] == pytest.approx(wanted, rel=1e-5)
+    assert own_metrics(made, x)["reconstruction"] == pytest.approx(wanted, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------- what is asked, and how
 
 
-def test_real_images_at_test_time_are_a_treatment_of_the_same_training() -> None:
+def test_prediction_of_real_images_is_an_alternative_predictor() -> None:
     made, without = learner(), learner(autoencode_test=False)
     run(made), run(without)
     x, _ = TASKS[1]
     before = made.state_dict()
-    (predict,) = made.treatments().values()
+    (predict,) = alternative_predictors(made).values()
     assert torch.equal(predict(x), without.predict(x))
     torch.testing.assert_close(made.logits(x), made.model.eval()(made.rebuild(x)).detach())
     made.model.train()
     assert_same(made.state_dict(), before)
-    assert not without.treatments()
+    assert not alternative_predictors(without)
 
 
-def test_codes_that_are_read_ahead_are_those_that_are_read_as_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_read_ahead_equal_codes_read_as_they_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, drawn = learner(), learner()
     run(ahead)
-    monkeypatch.setattr(hybrid_memory, "read_ahead", lambda *_: None)
+    monkeypatch.setattr(coded_memory, "read_ahead", lambda *_: None)
     run(drawn)
     for one, other in zip(ahead.autoencoder.parameters(), drawn.autoencoder.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(ahead.memory.all().x, drawn.memory.all().x)
 
 
-def test_bytes_have_no_scale_before_there_is_something_to_measure_it_on() -> None:
+def test_bytes_need_calibration() -> None:
     made = learner(codes="uint8")
     x, y = TASKS[0]
     first, second = made.logits(x[:2])
-    assert not torch.equal(first, second)  # told from codes in full
+    assert not torch.equal(first, second)  # from codes as floats
     with pytest.raises(InvalidInput, match="need a scale first"):
         made.codec.encode(x)
     made.remember([(x, y, 0)])
@@ -643,12 +602,12 @@ def test_bytes_have_no_scale_before_there_is_something_to_measure_it_on() -> Non
     assert len(stored.unique()) > 10
 
 
-def test_codes_are_brought_up_to_date_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_of_the_codes_is_computed_before_any_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner()
     run(made, tasks=1)
     codes = made.memory.all().x
-    monkeypatch.setattr(hybrid_codes, "BLOCK", 5)
-    encode, calls = hybrid_codes.Codec.encode, []
+    monkeypatch.setattr(updates, "BLOCK", 5)
+    encode, calls = Codec.encode, []
 
     def refused(self: Any, x: Tensor) -> Tensor:
         calls.append(len(x))
@@ -656,7 +615,7 @@ def test_codes_are_brought_up_to_date_all_or_none(monkeypatch: pytest.MonkeyPatc
             raise InvalidInput("too large")
         return encode(self, x)
 
-    monkeypatch.setattr(hybrid_codes.Codec, "encode", refused)
+    monkeypatch.setattr(Codec, "encode", refused)
     codec = made.codec
     with pytest.raises(InvalidInput, match="too large"):
         brought_up_to_date(made)
@@ -664,7 +623,7 @@ def test_codes_are_brought_up_to_date_all_or_none(monkeypatch: pytest.MonkeyPatc
     assert torch.equal(made.memory.all().x, codes)
 
 
-def test_neighbours_are_told_apart_in_full_precision() -> None:
+def test_distances_are_computed_in_full_precision() -> None:
     points, candidates = torch.randn(4, 50) * 10, torch.randn(40, 50) * 10
     wanted = distinct_neighbours(points, candidates, 20)
     with torch.autocast("cpu", dtype=torch.bfloat16):
