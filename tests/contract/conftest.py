@@ -1,9 +1,11 @@
-"""Tiny problems on which every method of methods.py is tried. A new method is enrolled by existing."""
+"""Tiny problems on which every method of lab/methods.py is tested. A new method takes part without being listed."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rehearse import Batch, Learner
-from rehearse.compute import prepare_unit
 from rehearse.lab.builders import Problem
 from rehearse.lab.methods import COMMON, METHODS, build
 from rehearse.lab.spec import Spec
+from rehearse.nets import MLP, GatedMLP
+from rehearse.network import prepare_unit
 
 CLASSES, TASKS, SHAPE = 4, 2, (1, 2, 4)
-# Options under which a method that has them is as small as the problem.
+# Options that make a method as small as the problem.
 SMALL = {
     "hidden": 16,
     "latent": 4,
@@ -35,58 +38,70 @@ SMALL = {
 }
 
 
-class Plain(nn.Module):
-    """8–16–4."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout))
-        self.head = nn.Linear(16, CLASSES)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(x))
-
-
 class Normed(nn.Module):
-    """A convolution with batch-norm."""
+    """A convolution with batch-norm, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.convolution = nn.Conv2d(1, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(4)
+        self.norm, self.dropout = nn.BatchNorm2d(4), nn.Dropout(0.3)
         self.head = nn.Linear(32, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.relu(self.norm(self.convolution(x))).flatten(1))
+        return self.head(self.dropout(F.relu(self.norm(self.convolution(x)))).flatten(1))
+
+
+class SmallResNet(nn.Module):
+    """A residual block in channels-last format."""
+
+    channels_last = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entrance = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.residual = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8))
+        self.head = nn.Linear(64, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.entrance(x)
+        return self.head(F.relu(x + self.residual(x)).flatten(1))
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "plain": Plain,
-    "dropout": lambda: Plain(0.3),
-    "batchnorm": Normed,
+    "mlp": lambda: MLP(8, (16,), CLASSES),
+    "gated": lambda: GatedMLP(8, 16, CLASSES, dropout=0.3),
+    "normed": Normed,
+    "resnet": SmallResNet,
 }
+GENERATIVE = ("gen", "gen-mir")
+ENGINES = ("finetune", "er", "er-mir", "er-mir-head", *GENERATIVE)  # methods that something in fast/ computes
 
 Stream = list[tuple[Tensor, Tensor, int]]
 
 
-def rows(n: int, seed: int, labels: list[int]) -> tuple[Tensor, Tensor]:
-    """Gaussians in [0, 1], one for each label, well apart."""
+def network_of(method: str) -> str:
+    """Return the network that fast/ knows something about, for this method."""
+    return "gated" if method in GENERATIVE else "mlp"
+
+
+def samples(n: int, seed: int, labels: list[int]) -> tuple[Tensor, Tensor]:
+    """Draw from Gaussians in [0, 1], one for each label, well apart."""
     generator = torch.Generator().manual_seed(seed)
     y = torch.tensor(labels)[torch.randint(0, len(labels), (n,), generator=generator)]
-    centres = 0.2 + 0.6 * (torch.arange(8)[None] % CLASSES == y[:, None]).float()
-    return (centres + 0.08 * torch.randn(n, 8, generator=generator)).clamp(0, 1).view(n, *SHAPE), y
+    centers = 0.2 + 0.6 * (torch.arange(8)[None] % CLASSES == y[:, None]).float()
+    return (centers + 0.08 * torch.randn(n, 8, generator=generator)).clamp(0, 1).view(n, *SHAPE), y
 
 
 def tiny_stream(batches: int = 8, size: int = 5, seed: int = 0) -> Stream:
-    """Two tasks of two classes each."""
+    """Return two tasks of two classes each."""
     return [
-        (*rows(size, 1000 * seed + 100 * task + number, [2 * task, 2 * task + 1]), task)
+        (*samples(size, 1000 * seed + 100 * task + number, [2 * task, 2 * task + 1]), task)
         for task in range(TASKS)
         for number in range(batches)
     ]
 
 
-def make(method: str, *, network: str = "plain", seed: int = 0, lr: float = 0.1, updates: int = 1) -> Learner:
+def make(method: str, *, network: str | None = None, seed: int = 0, lr: float = 0.1, updates: int = 1) -> Learner:
     known = METHODS[method]
     common: dict[str, Any] = {
         "capacity": 20,
@@ -107,11 +122,11 @@ def make(method: str, *, network: str = "plain", seed: int = 0, lr: float = 0.1,
         options=options,
         **{name: common[name] if name in known.uses else None for name in COMMON},
     )
-    return build(spec, Problem(CLASSES, TASKS, SHAPE, prepare_unit, NETWORKS[network]))
+    return build(spec, Problem(CLASSES, TASKS, SHAPE, prepare_unit, NETWORKS[network or network_of(method)]))
 
 
 def run(learner: Learner, stream: Stream, start: int = 0, stop: int | None = None) -> None:
-    """Batches ``start`` to ``stop`` with all that a run calls: the tasks' beginnings and ends."""
+    """Observe batches ``start`` to ``stop``, and begin and end the tasks as a run does."""
     for number, (x, y, task) in list(enumerate(stream))[start:stop]:
         if number == 0 or stream[number - 1][2] != task:
             mine = [batch for batch in stream if batch[2] == task]
@@ -121,28 +136,25 @@ def run(learner: Learner, stream: Stream, start: int = 0, stop: int | None = Non
             learner.end_task()
 
 
+def trained(method: str, network: str | None = None, updates: int = 1) -> Learner:
+    """Return a learner in the middle of its second task."""
+    return copy.deepcopy(_trained(method, network or network_of(method), updates))
+
+
+@cache
+def _trained(method: str, network: str, updates: int) -> Learner:
+    learner = make(method, network=network, updates=updates)
+    run(learner, tiny_stream(), stop=12)
+    return learner
+
+
 def modules(learner: Learner) -> list[nn.Module]:
-    """Every network that the learner trains, held by itself or by a part of it; frozen copies are its own affair."""
-    found: dict[int, nn.Module] = {}
-    seen: set[int] = set()
-
-    def look(part: Any) -> None:
-        if id(part) in seen:
-            return
-        seen.add(id(part))
-        if isinstance(part, nn.Module):
-            if any(parameter.requires_grad for parameter in part.parameters()):
-                found[id(part)] = part
-        elif type(part).__module__.startswith("rehearse."):
-            for value in getattr(part, "__dict__", {}).values():
-                look(value)
-
-    look(learner)
-    return list(found.values())
+    """Return every model that the learner trains."""
+    return [network.model for network in learner._networks()]
 
 
 def world() -> dict[str, Any]:
-    """What belongs to nobody in particular."""
+    """Return what belongs to nobody in particular."""
     return {
         "torch": torch.get_rng_state(),
         "numpy": str(np.random.get_state()),  # noqa: NPY002
@@ -150,15 +162,33 @@ def world() -> dict[str, Any]:
         "dtype": str(torch.get_default_dtype()),
         "threads": torch.get_num_threads(),
         "grad": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
 
 
-@pytest.fixture(params=sorted(METHODS))
-def method(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def cases(method: str) -> list[str]:
+    """Return the networks to test a method with; "-plain" is without fast/."""
+    if method.startswith("iid"):  # the learner of finetune
+        return ["mlp"]
+    fast = network_of(method)
+    return [fast, *([f"{fast}-plain"] if method in ENGINES else []), "normed", "resnet"]
 
 
-@pytest.fixture(params=["dropout", "batchnorm"])
-def network(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Test every method, and where a test asks for a network, with each of its own."""
+    if any("method" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")):
+        return
+    if {"method", "network"} <= set(metafunc.fixturenames):
+        pairs = [(method, network) for method in sorted(METHODS) for network in cases(method)]
+        metafunc.parametrize(("method", "network"), pairs, indirect=["network"], ids=["-".join(pair) for pair in pairs])
+    elif "method" in metafunc.fixturenames:
+        metafunc.parametrize("method", sorted(METHODS))
+
+
+@pytest.fixture
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a network, and switch off fast/ if it ends with "-plain"."""
+    name, _, plain = str(request.param).partition("-")
+    monkeypatch.setenv("REHEARSE_FAST", "0" if plain else "1")
+    return name

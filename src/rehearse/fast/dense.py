@@ -107,6 +107,10 @@ class Dense:
         self.plain.network.samples_passed += len(batch) * (2 if layers == "all" else 1)
         return self.plain.loss(before, batch, True), self.plain.loss(after, batch, True)
 
+    def pass_through(self, batch: Batch) -> None:
+        """See `Engine.pass_through`."""
+        self.plain.pass_through(batch)
+
     def step(self, gradient: Factors) -> Operations:
         """See `Engine.step`: W ← W − α ΔᵀX without multiplying out the gradient, for plain SGD."""
         network = self.plain.network
