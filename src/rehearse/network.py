@@ -317,7 +317,7 @@ class Network:
         self._saved = saved = list[Restore]()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
-        held = [(module._buffers, dict(module._buffers)) for module in modules if module._buffers]
+        held = [(module._buffers, dict(module._buffers)) for module in modules]  # a pass may create some
         buffers = [(own, before, {k: b if b is None else b.clone() for k, b in before.items()}) for own, before in held]
         random, passed = self.random.snapshot(), self.samples_passed
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)

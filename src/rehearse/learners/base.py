@@ -169,7 +169,7 @@ class Learner(ABC):
 
     def _known_logits(self, x: Tree) -> Tensor:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
-        with self._looking():
+        with self._looking(), borrowed(self.network.random):
             return torch.cat([self._pass(part, {}) for part in tree_parts(checked_inputs(x))])
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
@@ -250,11 +250,10 @@ class Learner(ABC):
         batch = checked_batch(x, y, task)
         if self.memory is None:
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
-        with self._looking():
+        with self._looking(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
             plain, (virtual_step, layers) = self._diagnosing(batch), self._look_ahead()
-            with borrowed(self.network.random), torch.enable_grad():
-                passed = self._virtual_gradient(plain, batch)
+            passed = self._virtual_gradient(plain, batch)
             # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
             parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
             losses = [

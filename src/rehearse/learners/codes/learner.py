@@ -324,13 +324,15 @@ class CodeReplay(Learner):
 
     def _store_known(self, known: Batch) -> None:
         x = self._accepted_inputs(known.x)
-        logits = torch.cat([self._evaluate(part) for part in tree_parts(x)])
+        with borrowed(self.network.random):
+            logits = self.logits(x)
         if not bool(self.loss(logits, known.to(self.device), False).isfinite().all()):
             raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
-        codec, inputs = self.codec, self._inputs(x)
-        if not codec.calibrated:
-            codec = renewed(codec, self.memory, inputs)
-        codes = replace(known, x=codec.encode(inputs))
+        with borrowed(self.network.random):
+            codec, inputs = self.codec, self._inputs(x)
+            if not codec.calibrated:
+                codec = renewed(codec, self.memory, inputs)
+            codes = replace(known, x=codec.encode(inputs))
         columns = self.memory.check(codes)
         with all_or_nothing(self.memory, self.coded) as commit:
             self.memory.keep(codes, columns)

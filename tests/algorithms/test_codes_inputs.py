@@ -1,4 +1,4 @@
-"""Replay from codes: what is refused, and that whatever is refused leaves everything as it was."""
+"""Replay from codes: invalid input, and that whatever fails leaves everything as it was."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ from typing import Any
 
 import pytest
 import torch
-from rehearse.compute import modes_of
-from rehearse.learners.hybrid_codec import Codec
-from test_hybrid import SHAPE, TASKS, Tiny, learner, run, some_search
+from code_learner import SHAPE, TASKS, Tiny, learner, run, some_search
 from torch import Tensor, nn
 
 from rehearse import Batch
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
-from rehearse.learners import CodeReplay, CodeSearch, hybrid_codes
+from rehearse.lab.predictors import own_metrics
+from rehearse.learners import CodeReplay, CodeSearch
+from rehearse.learners.codes import update as updates
+from rehearse.learners.codes.codec import Codec
+from rehearse.learners.codes.update import Update
 from rehearse.nets import ConvAutoencoder, make_network
+from rehearse.undo import all_or_nothing
 from sameness import assert_same
 
 
 class Counting(nn.Module):
-    """Adds how often it was trained; a number that torch does not save."""
+    """Adds how often it was trained, a number in a buffer that torch does not save."""
 
     seen: Tensor
 
@@ -44,16 +47,8 @@ class Counting(nn.Module):
         return self.inner.decode(code)
 
 
-def with_networks(classifier: nn.Module, autoencoder: nn.Module, **options: Any) -> CodeReplay:
-    made = learner()
-    sgd = torch.optim.SGD(classifier.parameters(), lr=0.1)
-    adam = torch.optim.Adam(autoencoder.parameters(), lr=0.01)
-    options = {"autoencoder_epochs": 2, "autoencoder_batch": 5, "budget": 20, "precision": "float32", **options}
-    return CodeReplay(classifier, sgd, autoencoder, adam, made.memory, **options)
-
-
 @pytest.mark.parametrize("search", [3, True, "mir", CodeSearch().search])
-def test_a_search_that_is_none_is_refused(search: Any) -> None:
+def test_invalid_code_searches_of_a_learner(search: Any) -> None:
     with pytest.raises(InvalidType, match="search must be a CodeSearch"):
         learner(search=search)
 
@@ -72,7 +67,7 @@ def test_switches_are_true_or_false(name: str, value: Any) -> None:
         learner(**{name: value})
 
 
-def test_a_search_among_too_few_candidates_is_no_search() -> None:
+def test_a_search_needs_enough_candidates() -> None:
     with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 codes"):
         learner(search=CodeSearch(candidates=10), budget=20)
     learner(search=CodeSearch(candidates=10), budget=20, copies=2)
@@ -91,10 +86,10 @@ def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
         resolve("ae-mir", "split-mnist", {"budget": 100, "candidates": 50})
 
 
-def test_the_optimiser_that_is_named_is_the_one_that_steps() -> None:
+def test_the_autoencoders_optimizer() -> None:
     made = learner()
-    assert made.autoencoder_optimizer is made.coded.training.optimizer
-    assert made.autoencoder is made.coded.training.autoencoder
+    assert made.autoencoder_optimizer is made.coded.network.optimizer
+    assert made.autoencoder is made.coded.network.model
     with pytest.raises(AttributeError):
         made.autoencoder_optimizer = None  # type: ignore[misc, assignment]
 
@@ -118,7 +113,7 @@ class _Refusing:
         self.active, self.known = True, made.codec
 
 
-def test_a_batch_whose_update_of_the_codes_is_refused_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_update_of_the_codes_undoes_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     made, refusing = learner(), _Refusing(monkeypatch)
     x, y = TASKS[0]
     for start in (0, 5, 10):
@@ -132,7 +127,7 @@ def test_a_batch_whose_update_of_the_codes_is_refused_leaves_no_trace(monkeypatc
     made.observe(x[15:], y[15:])
 
 
-def test_a_preparation_whose_update_of_the_codes_is_refused_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_task_resumes_after_a_failed_update_of_the_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     made, refusing = learner(), _Refusing(monkeypatch)
     run(made, tasks=1)
     x, y = TASKS[1]
@@ -151,7 +146,7 @@ def test_a_preparation_whose_update_of_the_codes_is_refused_can_go_on(monkeypatc
 
 
 class Noisy(ConvAutoencoder):
-    """Draws random numbers, and fails once when it is told to."""
+    """Draws random numbers, and fails once on request."""
 
     fails = False
 
@@ -164,10 +159,10 @@ class Noisy(ConvAutoencoder):
 
 
 @pytest.mark.parametrize("step", [1, 2, 4])
-def test_a_refused_step_of_the_preparation_leaves_no_trace(step: int) -> None:
+def test_a_failed_step_of_begin_task_is_undone(step: int) -> None:
     def noisy() -> CodeReplay:
         torch.manual_seed(7)
-        return with_networks(Tiny(), Noisy(SHAPE, channels=3, depth=1), autoencoder_budget=4)
+        return learner(Tiny(), Noisy(SHAPE, channels=3, depth=1), autoencoder_budget=4)
 
     made, whole = noisy(), noisy()
     x, y = TASKS[1]
@@ -188,10 +183,10 @@ def test_a_refused_step_of_the_preparation_leaves_no_trace(step: int) -> None:
     assert_same(made.state_dict(), whole.state_dict())
 
 
-def test_codes_are_written_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_codes_are_written_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner()
     run(made, tasks=1)
-    monkeypatch.setattr(hybrid_codes, "BLOCK", 5)
+    monkeypatch.setattr(updates, "BLOCK", 5)
     before, rewrite, calls = made.state_dict(), made.memory.rewrite, []
 
     def failing(slots: Tensor, codes: Tensor) -> None:
@@ -201,14 +196,13 @@ def test_codes_are_written_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
         rewrite(slots, codes)
 
     monkeypatch.setattr(made.memory, "rewrite", failing)
-    update = hybrid_codes.Update.of(made.codec, made.memory, made.autoencoder, TASKS[0][0])
-    with pytest.raises(OSError, match="no space left"):
-        update.carried_out(made.memory)
-    assert len(calls) > 2
+    with pytest.raises(OSError, match="no space left"), all_or_nothing(made.coded.network, made.memory, made.coded):
+        made.coded.write(Update.of(made.codec, made.memory, TASKS[0][0]))
+    assert len(calls) == 2
     assert_same(made.state_dict(), before)
 
 
-def test_the_preparation_leaves_the_classifier_alone() -> None:
+def test_begin_task_leaves_the_classifier_alone() -> None:
     made, asked = learner(), []
     run(made, tasks=1)
     made.model.eval()
@@ -218,12 +212,12 @@ def test_the_preparation_leaves_the_classifier_alone() -> None:
     made.begin_task(Batch(x, y, 1), 1)
     assert asked == []
     after = made.state_dict()
-    for part in ("model", "buffers", "optimizer", "random", "moves"):
+    for part in ("network", "random", "progress"):
         assert_same(after[part], before[part])
 
 
-def test_a_classifier_may_gain_a_part_between_tasks() -> None:
-    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
+def test_a_classifier_may_gain_a_module_between_tasks() -> None:
+    made = learner(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
     run(made, tasks=1)
     made.model.add_module("extra", nn.Identity())
     x, y = TASKS[1]
@@ -231,7 +225,7 @@ def test_a_classifier_may_gain_a_part_between_tasks() -> None:
     made.observe(x[:5], y[:5], 1)
 
 
-def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
+def test_a_task_resumes_with_the_samples_that_it_began_with() -> None:
     made = learner()
     x, y = TASKS[0]
 
@@ -240,17 +234,17 @@ def test_a_task_goes_on_with_the_rows_that_it_began_with() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         made.begin_task(Batch(x, y, 0), 0, stop)
-    for rows in (15, 3):  # with three of them fewer steps would be asked for than have been taken
-        with pytest.raises(InvalidInput, match=f"task 0 began with 20 rows, these are {rows}"):
-            made.begin_task(Batch(x[:rows], y[:rows], 0), 0)
+    for samples in (15, 3):  # with three of them fewer steps would be asked for than have been taken
+        with pytest.raises(InvalidInput, match=f"task 0 began with 20 samples, these are {samples}"):
+            made.begin_task(Batch(x[:samples], y[:samples], 0), 0)
     made.begin_task(Batch(x, y, 0), 0)
     made.begin_task(Batch(x[:15], y[:15], 0), 0)  # nothing is left to do
 
 
-def test_buffers_that_torch_does_not_save_come_back() -> None:
+def test_non_persistent_buffers_are_saved() -> None:
     def counting() -> CodeReplay:
         torch.manual_seed(7)
-        return with_networks(
+        return learner(
             Counting(Tiny()), Counting(ConvAutoencoder(SHAPE, channels=3, depth=1)), search=some_search(candidates=20)
         )
 
@@ -261,15 +255,15 @@ def test_buffers_that_torch_does_not_save_come_back() -> None:
     other.load_state_dict(made.state_dict())
     assert made.previous is not None
     assert other.previous is not None
-    assert float(made.previous.network.seen) > 0
-    assert torch.equal(other.previous.network.seen, made.previous.network.seen)  # type: ignore[arg-type]
+    assert float(made.previous["seen"]) > 0
+    assert torch.equal(other.previous["seen"], made.previous["seen"])
     assert torch.equal(other.rebuild(x), made.rebuild(x))
     for one in (made, other):
         one.observe(x[:5], y[:5], 2)
     assert_same(other.state_dict(), made.state_dict())
 
 
-def test_codes_of_another_kind_are_refused() -> None:
+def test_a_state_with_other_codes_is_refused() -> None:
     made, other = learner(codes="uint8"), learner(codes="float32")
     run(made, tasks=1)
     before = other.state_dict()
@@ -283,7 +277,7 @@ def test_a_state_of_the_other_retrieval_is_refused(searched: bool) -> None:
     made, other = (learner(search=some_search() if one else None) for one in (searched, not searched))
     run(made, tasks=1)
     before = other.state_dict()
-    with pytest.raises(CheckpointError, match="the saved learner recalls codes"):
+    with pytest.raises(CheckpointError, match="the saved learner retrieves codes"):
         other.load_state_dict(made.state_dict())
     assert_same(other.state_dict(), before)
 
@@ -296,12 +290,12 @@ class Twice(Tiny):
 
 
 @pytest.mark.parametrize("search", [None, some_search()])
-def test_a_classifier_with_more_outputs_than_rows_is_refused(search: CodeSearch | None) -> None:
-    made = with_networks(Twice(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=search)
+def test_a_classifier_must_return_one_output_per_sample(search: CodeSearch | None) -> None:
+    made = learner(Twice(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=search)
     x, y = TASKS[0]
     made.begin_task(Batch(x, y, 0), 0)
     for ask in (lambda: made.observe(x[:5], y[:5], 0), lambda: made.predict(x[:5])):
-        with pytest.raises(InvalidInput, match="for 5 rows; its first dimension must be"):
+        with pytest.raises(InvalidInput, match="for 5 samples; its first dimension must be"):
             ask()
 
 
@@ -312,10 +306,10 @@ def test_a_classifier_with_more_outputs_than_rows_is_refused(search: CodeSearch 
         (TASKS[0][0], 0, "begin_task"),
         (Batch(*TASKS[0], 0), "a", "'a'; it must be a number"),
         (Batch(*TASKS[0]), None, "None; it must be a number"),
-        (Batch(*TASKS[0], 3), 2, "task 2 begins, and its rows are of task 3"),
+        (Batch(*TASKS[0], 3), 2, "task 2 begins"),
     ],
 )
-def test_what_is_no_task_is_refused(data: Any, task: Any, words: str) -> None:
+def test_invalid_tasks(data: Any, task: Any, words: str) -> None:
     made = learner()
     before = made.state_dict()
     with pytest.raises((InvalidInput, InvalidType), match=words):
@@ -324,12 +318,12 @@ def test_what_is_no_task_is_refused(data: Any, task: Any, words: str) -> None:
 
 
 class Odd(ConvAutoencoder):
-    """Makes something else of codes or of inputs."""
+    """Changes what a method returns."""
 
     def __init__(self, method: str, change: Any) -> None:
         super().__init__(SHAPE, channels=3, depth=1)
         plain = getattr(self, method)
-        setattr(self, method, lambda rows: change(plain(rows)))
+        setattr(self, method, lambda samples: change(plain(samples)))
 
 
 @pytest.mark.parametrize(
@@ -337,12 +331,16 @@ class Odd(ConvAutoencoder):
     [
         ("encode", lambda codes: (codes, codes), "of 5 inputs it makes a tuple"),
         ("encode", lambda codes: codes.sum((1, 2, 3)), r"of 5 inputs it makes \(5,\)"),
-        ("decode", lambda rows: (rows, rows), "come back from the autoencoder as a tuple"),
-        ("decode", lambda rows: rows[:1], r"of shape \(5, 1, 4, 4\) come back from the autoencoder with shape \(1, 1"),
+        ("decode", lambda samples: (samples, samples), "come back from the autoencoder as a tuple"),
+        (
+            "decode",
+            lambda samples: samples[:1],
+            r"of shape \(5, 1, 4, 4\) come back from the autoencoder with shape \(1, 1",
+        ),
     ],
 )
-def test_an_autoencoder_that_makes_something_else_is_refused(method: str, change: Any, words: str) -> None:
-    made = with_networks(Tiny(), Odd(method, change))
+def test_an_autoencoder_that_breaks_the_protocol(method: str, change: Any, words: str) -> None:
+    made = learner(Tiny(), Odd(method, change))
     x, y = TASKS[0]
     with pytest.raises(InvalidInput, match=words):
         made.begin_task(Batch(x, y, 0), 0)
@@ -354,50 +352,50 @@ def noisy(x: Any) -> Tensor:
     return x.float() + 0.1 * torch.randn_like(x)
 
 
-def test_what_is_only_asked_moves_no_random_numbers() -> None:
+def test_measurements_leave_random_state_alone() -> None:
     made = learner(prepare=noisy)
     run(made, tasks=1)
     x, y = TASKS[1]
-    own, everybodys = made.random.get()["cpu"].clone(), torch.get_rng_state()
-    errors = [made.evaluation_metrics(x, y) for _ in range(2)]
+    own, global_state = made.network.random.get()["cpu"].clone(), torch.get_rng_state()
+    errors = [own_metrics(made, x) for _ in range(2)]
     assert errors[0] == errors[1]
     assert torch.equal(made.rebuild(x), made.rebuild(x))
     made.remember([(x[:10], y[:10], 1)])
-    assert torch.equal(made.random.get()["cpu"], own)
-    assert torch.equal(torch.get_rng_state(), everybodys)
+    assert torch.equal(made.network.random.get()["cpu"], own)
+    assert torch.equal(torch.get_rng_state(), global_state)
 
 
-def test_a_diagnosis_moves_no_random_numbers() -> None:
+def test_diagnose_leaves_random_state_alone() -> None:
     class Sampling(ConvAutoencoder):
         def decode(self, code: Tensor) -> Tensor:
             return super().decode(code + 0.1 * torch.randn_like(code))
 
-    made = with_networks(Tiny(), Sampling(SHAPE, channels=3, depth=1))
+    made = learner(Tiny(), Sampling(SHAPE, channels=3, depth=1))
     run(made, tasks=1)
-    own, everybodys = made.random.get()["cpu"].clone(), torch.get_rng_state()
+    own, global_state = made.network.random.get()["cpu"].clone(), torch.get_rng_state()
     first, second = (made.diagnose(*TASKS[1], 1) for _ in range(2))
     assert torch.equal(first.interference, second.interference)
-    assert torch.equal(made.random.get()["cpu"], own)
-    assert torch.equal(torch.get_rng_state(), everybodys)
+    assert torch.equal(made.network.random.get()["cpu"], own)
+    assert torch.equal(torch.get_rng_state(), global_state)
 
 
-def test_inputs_are_rebuilt_from_the_rows_that_they_are_compared_with() -> None:
+def test_reconstructions_are_compared_with_the_same_prepared_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner(prepare=noisy)
     run(made, tasks=1)
-    made.coded.codec.rebuild = lambda rows: rows  # type: ignore[method-assign]
-    assert made.evaluation_metrics(*TASKS[1]) == {"reconstruction": 0.0}
+    monkeypatch.setattr(Codec, "rebuild", lambda self, x: x)
+    assert own_metrics(made, TASKS[1][0]) == {"reconstruction": 0.0}
 
 
-def test_a_decoder_that_draws_leaves_everybodys_random_numbers_alone() -> None:
+def test_a_random_decoder_leaves_torchs_random_state_alone() -> None:
     class Sampling(ConvAutoencoder):
         def decode(self, code: Tensor) -> Tensor:
             return super().decode(code + 0.01 * torch.randn_like(code))
 
-    made, other = (with_networks(Tiny(), Sampling(SHAPE, channels=3, depth=1)) for _ in range(2))
+    made, other = (learner(Tiny(), Sampling(SHAPE, channels=3, depth=1)) for _ in range(2))
     other.load_state_dict(made.state_dict())
-    everybodys = torch.get_rng_state()
+    global_state = torch.get_rng_state()
     run(made), run(other, tasks=1)
-    assert torch.equal(torch.get_rng_state(), everybodys)
+    assert torch.equal(torch.get_rng_state(), global_state)
     x, y = TASKS[1]
 
     def stop(done: int, of: int) -> None:
@@ -414,21 +412,21 @@ def test_a_decoder_that_draws_leaves_everybodys_random_numbers_alone() -> None:
 
 
 @pytest.mark.parametrize("codes", ["float32", "uint8"])
-def test_rows_through_encoder_and_decoder_are_counted(codes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_through_encoder_and_decoder_are_counted(codes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = 0
 
     def counting(name: str) -> Any:
         plain = getattr(ConvAutoencoder, name)
 
-        def method(self: ConvAutoencoder, rows: Tensor) -> Tensor:
+        def method(self: ConvAutoencoder, samples: Tensor) -> Tensor:
             nonlocal counted
-            counted += len(rows)
-            return plain(self, rows)
+            counted += len(samples)
+            return plain(self, samples)
 
         return method
 
     made, passed = learner(codes=codes), []
-    made.model.register_forward_hook(lambda _, rows, __: passed.append(len(rows[0])))
+    made.model.register_forward_hook(lambda _, samples, __: passed.append(len(samples[0])))
     for name in ("encode", "decode"):
         monkeypatch.setattr(ConvAutoencoder, name, counting(name))
     run(made)
@@ -437,22 +435,14 @@ def test_rows_through_encoder_and_decoder_are_counted(codes: Any, monkeypatch: p
     assert made.samples_passed == counted + sum(passed)
 
 
-def test_a_copy_takes_over_which_parts_are_frozen() -> None:
-    model, copied = Tiny(), Tiny().eval()
-    model.body[1].eval()
-    with modes_of(model, copied):
-        assert [part.training for part in copied.modules()] == [part.training for part in model.modules()]
-    assert not any(part.training for part in copied.modules())
-
-
-def test_the_previous_classifier_keeps_frozen_batch_norm_frozen_in_the_search() -> None:
-    made = with_networks(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
+def test_frozen_batchnorm_remains_frozen_in_the_search() -> None:
+    made = learner(Tiny(), ConvAutoencoder(SHAPE, channels=3, depth=1), search=some_search(candidates=20))
     made.model.train()
     made.model.body[1].eval()
     run(made, tasks=1)
     assert made.previous is not None
-    modes = []
-    made.previous.network.body[1].register_forward_pre_hook(lambda part, _: modes.append(part.training))
+    modes: list[bool] = []
+    made.model.body[1].register_forward_pre_hook(lambda part, _: modes.append(part.training))
     x, y = TASKS[1]
     made.begin_task(Batch(x, y, 1), 1)
     made.observe(x[:5], y[:5], 1)
@@ -461,15 +451,15 @@ def test_the_previous_classifier_keeps_frozen_batch_norm_frozen_in_the_search() 
 
 
 class Growing(ConvAutoencoder):
-    """Makes a buffer in its first pass, and cannot take what follows."""
+    """Creates a buffer in its first pass, then fails."""
 
     def decode(self, code: Tensor) -> Tensor:
         self.register_buffer("made", torch.zeros(()))
         raise RuntimeError("too large")
 
 
-def test_an_autoencoder_that_fails_after_making_a_buffer_is_told_as_what_it_is() -> None:
-    made = with_networks(Tiny(), Growing(SHAPE, channels=3, depth=1))
+def test_a_buffer_created_in_a_failed_pass_is_removed() -> None:
+    made = learner(Tiny(), Growing(SHAPE, channels=3, depth=1))
     x, y = TASKS[0]
     with pytest.raises(InvalidInput, match="cannot take this batch: too large"):
         made.begin_task(Batch(x, y, 0), 0)
