@@ -1,4 +1,4 @@
-"""What the menu shows: the pages written by hand in their order, then whatever others write, as far as it is there."""
+"""A hook of mkdocs that adds pages to the menu: methods, results and decisions, as far as they exist."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ RESULTS = {
     "What makes it work": "what-makes-it-work.md",
     "Scaling": "scaling.md",
     "Performance": "performance.md",
-    "Performance of replay from a generator": "performance-generative.md",
+    "Performance of generative replay": "performance-generative.md",
     "Performance of replay from codes": "performance-hybrid.md",
 }
 FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
 
 
 def on_config(config: Any) -> Any:
-    """Called by mkdocs before it looks at the menu."""
+    """Insert the pages before the reference; mkdocs calls this before it reads the menu."""
     docs = Path(config["docs_dir"])
     results = [{title: page} for title, page in RESULTS.items() if (docs / page).exists()]
     folders = {title: _pages(docs, folder) for title, folder in FOLDERS.items()}
@@ -31,5 +31,6 @@ def on_config(config: Any) -> Any:
 
 
 def _pages(docs: Path, folder: str) -> list[str]:
+    """Return the pages of a folder, README.md first."""
     names = sorted(str(page.relative_to(docs)) for page in (docs / folder).glob("*.md"))
-    return sorted(names, key=lambda name: not name.endswith("README.md"))  # the overview first
+    return sorted(names, key=lambda name: not name.endswith("README.md"))
