@@ -96,6 +96,8 @@ class Recalibrated(BatchNormPolicy):
 def _estimate(model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
     """Return the average of the batch statistics over the memory; the model's buffers are copied, not moved."""
     shares = _shares(model)
+    if not shares:
+        return {}
     slots = memory.slots()
     drawn = numpy_generator(0, "recalibrate").permutation(len(slots))[:SAMPLES]
     samples = memory.get(slots[torch.from_numpy(drawn)])
@@ -119,8 +121,8 @@ def _shares(model: nn.Module) -> dict[str, float]:
     return {
         f"{name}.{key}".lstrip("."): 1.0 if module.momentum is None else module.momentum
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is not None and module.momentum != 0
-        if module.training or not model.training
+        if isinstance(module, _BatchNorm) and module.momentum != 0 and (module.training or not model.training)
+        if module.running_mean is not None and module.num_batches_tracked is not None
         for key in ("running_mean", "running_var")
     }
 

@@ -1,4 +1,4 @@
-"""One training, three treatments of batch-norm: each reports what a run with that treatment alone would."""
+"""Alternative predictors: one training in the published batch-norm mode also reports clean and recalibrated."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from rehearse import MostInterfered, Replay, ReservoirMemory, Uniform
+from rehearse.batchnorm import ENOUGH, BatchNormPolicy
 from rehearse.errors import CheckpointError, InvalidInput
+from rehearse.lab.batchnorm import Published
 from rehearse.lab.experiment import Progress, Settings, execute
 from rehearse.lab.methods import resolve
 from rehearse.lab.paper.outcome import Results, outcome, to_run
 from rehearse.lab.paper.target import Entry, Target
+from rehearse.lab.predictors import alternative_predictors
 from rehearse.lab.spec import Spec
-from rehearse.learners.replay import ENOUGH
 from rehearse.nets import NETWORKS
+from sameness import assert_same
 
 
 class Normed(nn.Module):
@@ -31,8 +34,8 @@ class Normed(nn.Module):
         self.head = nn.Linear(24, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.body(self.norm(x.flatten(1))))
-        return scores
+        logits: Tensor = self.head(self.body(self.norm(x.flatten(1))))
+        return logits
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def lower(matrix: list[list[float]]) -> list[list[float]]:
     ("method", "settings"),
     [("er-mir", {}), ("er-mir", {"updates": 2}), ("er", {}), ("er", {"candidates": 20}), ("der-mir", {})],
 )
-def test_each_treatment_has_the_numbers_of_its_own_run(digits: None, method: str, settings: dict[str, Any]) -> None:
+def test_each_predictor_equals_a_run_in_that_mode(digits: None, method: str, settings: dict[str, Any]) -> None:
     together = execute(the_spec(method, "published", **settings))
     assert together["treatments"].keys() == {"clean", "recalibrated"}
     assert together["cost"]["treatments_cpu_seconds"] > 0
@@ -72,7 +75,7 @@ def test_each_treatment_has_the_numbers_of_its_own_run(digits: None, method: str
     assert together["treatments"]["recalibrated"]["metrics"] != together["metrics"]
 
 
-def test_interrupted_anywhere_the_treatments_are_the_same(digits: None, tmp_path: Path) -> None:
+def test_interrupted_runs_report_the_same(digits: None, tmp_path: Path) -> None:
     spec = the_spec("er-mir", "published")
     whole = execute(spec)
 
@@ -90,7 +93,7 @@ def test_interrupted_anywhere_the_treatments_are_the_same(digits: None, tmp_path
         assert resumed[part] == whole[part]
 
 
-def test_a_target_reads_its_treatments_from_the_one_run(digits: None) -> None:
+def test_a_target_reads_all_modes_from_one_run(digits: None) -> None:
     settings = {"network": "normed", "samples_per_task": 60, "memory": 5}
     columns = {"published": None, "clean": "clean", "recalibrated": "recalibrated"}
     entries = [
@@ -108,13 +111,13 @@ def test_a_target_reads_its_treatments_from_the_one_run(digits: None) -> None:
     assert difference == told["recalibrated"] - result["metrics"]["accuracy"]
 
 
-def test_without_batch_norm_and_under_the_others_there_are_no_treatments(digits: None) -> None:
+def test_without_batchnorm_and_in_other_modes_there_are_no_alternatives(digits: None) -> None:
     assert "treatments" not in execute(the_spec("er-mir", "published", network="mlp", tasks=1))
     assert "treatments" not in execute(the_spec("er-mir", "joint", tasks=1))
     assert "treatments" not in execute(the_spec("finetune", "published", tasks=1))
 
 
-def learner(batchnorm: Any, retrieval: Any = None, capacity: int = 12) -> Replay:
+def learner(batchnorm: str | BatchNormPolicy, retrieval: Any = None, capacity: int = 12) -> Replay:
     torch.manual_seed(0)
     model = Normed(5, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -128,21 +131,23 @@ def batches(n: int, size: int = 4) -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(size, 5), torch.randint(3, (size,))) for _ in range(n)]
 
 
-def test_predictions_are_those_of_the_other_treatments_and_change_nothing() -> None:
-    published, clean, recalibrated = learner("published"), learner("clean"), learner("recalibrated")
+def test_alternative_predictions_match_the_other_modes_and_change_nothing() -> None:
+    published, clean, recalibrated = learner(Published()), learner("clean"), learner("recalibrated")
     for x, y in batches(8):
         for one in (published, clean, recalibrated):
             one.observe(x, y)
     x = torch.randn(50, 5)
     before = published.logits(x)
-    ways = published.treatments()
+    ways = alternative_predictors(published)
     assert torch.equal(ways["clean"](x), clean.predict(x))
     assert torch.equal(ways["recalibrated"](x), recalibrated.predict(x))
+    for name, value in published.batchnorm.clean(published.model).items():
+        torch.testing.assert_close(value, clean.model.get_buffer(name), rtol=1e-5, atol=1e-6)
     assert torch.equal(published.logits(x), before)
     assert not torch.equal(before, clean.logits(x))
 
 
-def test_by_default_the_statistics_are_of_the_memory_once_it_holds_enough() -> None:
+def test_auto_recalibrates_once_enough_samples_are_stored() -> None:
     automatic, clean, recalibrated = (learner(way, capacity=2 * ENOUGH) for way in ("auto", "clean", "recalibrated"))
     x = torch.randn(6, 5)
     for x_new, y in batches(2 * ENOUGH // 10, 10):
@@ -150,14 +155,14 @@ def test_by_default_the_statistics_are_of_the_memory_once_it_holds_enough() -> N
             one.observe(x_new, y)
         assert not torch.equal(clean.logits(x), recalibrated.logits(x))
         few = len(automatic.memory) < ENOUGH
-        assert torch.equal(automatic.logits(x), (clean if few else recalibrated).scores(x))
+        assert torch.equal(automatic.logits(x), (clean if few else recalibrated).logits(x))
     assert not few
     automatic.memory.forget(predicate=lambda rows: torch.ones(len(rows), dtype=torch.bool))
     assert torch.equal(automatic.logits(x), clean.logits(x))
     assert inspect.signature(Replay).parameters["batchnorm"].default == "auto"
 
 
-def test_statistics_are_estimated_anew_when_somebody_else_moves_the_model() -> None:
+def test_statistics_are_estimated_again_when_the_model_is_changed_from_outside() -> None:
     one, other = learner("recalibrated"), learner("recalibrated")
     x = torch.randn(6, 5)
     for x_new, y in batches(4, 10):
@@ -167,12 +172,12 @@ def test_statistics_are_estimated_anew_when_somebody_else_moves_the_model() -> N
     moved = {name: value + 1 for name, value in one.model.state_dict().items() if "weight" in name}
     for each in (one, other):
         each.model.load_state_dict(moved, strict=False)
-    assert torch.equal(one.logits(x), other.logits(x))  # whether or not it was asked before
+    assert torch.equal(one.logits(x), other.logits(x))  # whether or not it predicted before
     assert not torch.equal(one.logits(x), before)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "without statistics", "without a counter"])
-def test_batch_norm_that_cannot_be_estimated_is_left_as_it_is(kind: str) -> None:
+def test_batchnorm_that_cannot_be_estimated_is_left_as_it_is(kind: str) -> None:
     one, clean = learner("recalibrated"), learner("clean")
     for each in (one, clean):
         for module in each.model.modules():
@@ -194,18 +199,21 @@ def test_batch_norm_that_cannot_be_estimated_is_left_as_it_is(kind: str) -> None
     x = torch.randn(6, 5)
     one.model.register_forward_hook(count)
     assert torch.equal(one.logits(x), clean.logits(x))
-    assert passed == 1  # no memory passes for nothing
+    assert passed == 1  # no stored sample passes for nothing
 
 
-def test_while_no_candidate_passed_the_clean_prediction_is_the_own_one() -> None:
-    plain = learner("published", Uniform())
+def test_without_candidates_clean_predictions_are_the_learners_own() -> None:
+    plain = learner(Published(), Uniform())
     for x, y in batches(4):
         plain.observe(x, y)
-    assert plain.treatments()["clean"] == plain.predict
+    x = torch.randn(20, 5)
+    assert torch.equal(alternative_predictors(plain)["clean"](x), plain.predict(x))
+    for name, value in plain.batchnorm.clean(plain.model).items():
+        assert torch.equal(value, plain.model.get_buffer(name))
 
 
-def test_a_refused_batch_takes_the_kept_statistics_back() -> None:
-    tried, untouched = learner("published"), learner("published")
+def test_a_failed_batch_undoes_the_noted_statistics() -> None:
+    tried, untouched = learner(Published()), learner(Published())
     for x, y in batches(5):
         tried.observe(x, y)
         untouched.observe(x, y)
@@ -214,13 +222,12 @@ def test_a_refused_batch_takes_the_kept_statistics_back() -> None:
         tried.observe(x * 1e30, y)  # passes, and is refused by the step
     for one in (tried, untouched):
         one.observe(x, y)
-    kept, expected = tried.state_dict()["own"]["clean"], untouched.state_dict()["own"]["clean"]
-    assert all(torch.equal(kept[name], expected[name]) for name in expected)
+    assert_same(tried.state_dict(), untouched.state_dict())
 
 
-def test_a_state_without_the_kept_statistics_is_refused() -> None:
-    published, clean = learner("published"), learner("clean")
+def test_a_state_of_another_mode_is_refused() -> None:
+    published, clean = learner(Published()), learner("clean")
     for x, y in batches(3):
         clean.observe(x, y)
-    with pytest.raises(CheckpointError, match="clean"):
+    with pytest.raises(CheckpointError, match="noted"):
         published.load_state_dict(clean.state_dict())
