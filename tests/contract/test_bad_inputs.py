@@ -73,7 +73,7 @@ def build(kind: str) -> Learner:
         "regression": lambda: Replay(wide, sgd(wide), ReservoirMemory(12), budget=4, loss=nn.MSELoss()),
         "labels": lambda: Replay(wide, sgd(wide), ReservoirMemory(12), budget=4, loss=nn.BCEWithLogitsLoss()),
         "callable": lambda: Replay(
-            wide, sgd(wide), ReservoirMemory(12), budget=4, loss=lambda scores, y: (scores - y).square().sum(1)
+            wide, sgd(wide), ReservoirMemory(12), budget=4, loss=lambda logits, y: (logits - y).square().sum(1)
         ),
         "two inputs": lambda: Replay(two, adam(two), ReservoirMemory(12), budget=4),
         "agem": lambda: AGEM(net, sgd(net), TaskRingMemory(12)),
@@ -101,7 +101,7 @@ class Chance:
     def often(self, probability: float) -> bool:
         return bool(self.numpy.random() < probability)
 
-    def rows(self) -> int:
+    def samples(self) -> int:
         return int(self.choose(0, 1, 1, 2, 3, 5, 5, 8, 30))
 
     def tensor(self, *shape: int) -> Tensor:
@@ -201,13 +201,13 @@ class Chance:
 
 def call(learner: Learner, chance: Chance) -> None:
     """One call of any kind, in any order."""
-    n = chance.rows()
+    n = chance.samples()
     memory = learner.memory
     which = chance.numpy.random()
     if which < 0.70 or memory is None:
         learner.observe(chance.x(n), chance.y(n), chance.task(n), chance.id(n))
     elif which < 0.78:
-        chance.choose(learner.predict, learner.predict_proba, learner.scores)(chance.x(n))
+        chance.choose(learner.predict, learner.predict_proba, learner.logits)(chance.x(n))
     elif which < 0.84:
         item = chance.choose((chance.x(n), chance.y(n)), (chance.x(n), chance.y(n), chance.task(n)), chance.x(n))
         learner.remember([item], limit=chance.choose(None, None, 3, 0, -1, 2.5, "3"))
@@ -217,7 +217,7 @@ def call(learner: Learner, chance: Chance) -> None:
         learner.forget(
             **chance.choose(
                 {}, {"slots": [0, 3, 99, -1]}, {"ids": [1]}, {"ids": 3}, {"slots": [1], "ids": [2]},
-                {"predicate": lambda rows: rows.y}, {"predicate": lambda rows: rows.slots == 2},
+                {"predicate": lambda samples: samples.y}, {"predicate": lambda samples: samples.slots == 2},
                 {"slots": ["a"]}, {"slots": 3}, {"slots": [1.5]},
             )
         )  # fmt: skip
@@ -226,7 +226,7 @@ def call(learner: Learner, chance: Chance) -> None:
     elif which < 0.97:
         learner.grow(chance.choose(CLASSES, 0, -3, "4", 2.5, None, True))
     else:
-        spoil = chance.choose("learner", "model", "optimizer", "own", "random")
+        spoil = chance.choose("learner", "network", "progress", "own", "random", "memory")
         state = {**learner.state_dict(), spoil: chance.choose(None, 3, {}, "text", torch.zeros(2), [])}
         learner.load_state_dict(chance.choose(state, {}, None, 3, {"learner": "Replay"}))
 
@@ -267,7 +267,7 @@ def outcome(learner: Learner, chance: Chance) -> str | None:
 
 @pytest.mark.filterwarnings("default")  # numpy and torch may grumble about what they are given
 @pytest.mark.parametrize("kind", KINDS)
-def test_learned_from_or_refused_and_then_unchanged(kind: str) -> None:
+def test_each_call_succeeds_or_raises_our_error_and_changes_nothing(kind: str) -> None:
     number = KINDS.index(kind)
     calls = len(range(number, CALLS, len(KINDS)))
     learned = refused = 0
@@ -291,7 +291,7 @@ def test_learned_from_or_refused_and_then_unchanged(kind: str) -> None:
     assert refused > 0.15 * calls
 
 
-def test_a_batch_that_is_remembered_can_be_used_again() -> None:
+def test_a_learner_still_learns_after_invalid_batches() -> None:
     """What the fuzzer cannot say: after refusals the learner still learns."""
     learner = build("er-mir")
     x, y = torch.randn(6, FEATURES), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -304,7 +304,7 @@ def test_a_batch_that_is_remembered_can_be_used_again() -> None:
     learner.remember([Batch(x, y)])
 
 
-def test_a_lone_memory_does_not_stop_a_model_with_batch_norm() -> None:
+def test_a_single_stored_sample_does_not_stop_a_model_with_batchnorm() -> None:
     learner = build("er-mir")
     x, y = torch.randn(6, FEATURES), torch.tensor([0, 1, 2, 0, 1, 2])
     learner.remember([(x[:1], y[:1])])

@@ -352,7 +352,8 @@ class Learner(ABC):
         load_network_state(self.network, state["network"])
         self.network.random.set(state["random"])
         self.batchnorm.load_state_dict(state["batchnorm"])
-        self.progress = Progress(*state["progress"])
+        task, kind, *counts = state["progress"]
+        self.progress = Progress(task, kind, *map(int, counts))
         if self.memory is not None:
             self.memory.load_state_dict(state["memory"])
         self._load_own_state(state["own"])
