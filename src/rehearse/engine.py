@@ -144,13 +144,14 @@ class Plain:
         self, x: Tree, tensors: dict[str, Tensor], gradient: NamedGradient, virtual_step: VirtualStep
     ) -> tuple[Tensor, Tensor]:
         """Return the logits before and after a virtual step of the last layer alone: one pass through the body."""
-        name, _ = find_head(self.network.model)
+        name, head = find_head(self.network.model)
         before, features = self.network.logits_and_features(x, tensors, name, self.network.precision.scoring)
-        keys = [f"{name}.{key}".lstrip(".") for key in ("weight", "bias")]
+        names = {id(parameter): key for key, parameter in self.network.model.named_parameters()}
+        keys = [names[id(own)] for own in (head.weight, head.bias) if own is not None]  # a tied one has another name
         if virtual_step == "sgd":  # the optimizer's step is clipped by the norm of the whole gradient
             gradient = NamedGradient({key: gradient[key] for key in keys if key in gradient})
         ahead = tensors | self.network.look_ahead(gradient, virtual_step)
-        now, then = ([of[key].to(features.dtype) for key in keys if key in of] for of in (tensors, ahead))
+        now, then = ([of[key].to(features.dtype) for key in keys] for of in (tensors, ahead))
         if not torch.equal(linear(features, *now).to(before.dtype), before):
             raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
         return before, linear(features, *then)

@@ -229,7 +229,8 @@ class Network:
         if not loss.requires_grad:
             raise InvalidInput(f"the loss does not depend on the {self.name}'s parameters: there is no gradient")
         found = torch.autograd.grad(loss, [parameter for parameter, _ in names.values()], allow_unused=True)
-        return NamedGradient({name: value for name, value in zip(names, found, strict=True) if value is not None})
+        dense = (value.to_dense() if value is not None and value.is_sparse else value for value in found)
+        return NamedGradient({name: value for name, value in zip(names, dense, strict=True) if value is not None})
 
     def virtual_gradient(self, x: Tree, objective: Callable[[Any], Tensor], method: str = "forward") -> NamedGradient:
         """Return the gradient of an objective of a training pass that leaves the model's buffers as they are."""

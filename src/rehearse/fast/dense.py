@@ -162,6 +162,9 @@ def dense(plain: Plain, x: Tree) -> Dense | None:
     pairs = [(rates.get(id(own.weight)), rates.get(id(own.bias)), own.weight.device == x.device) for own in linears]
     if not pairs or any(weight is None or weight != bias or not here for weight, bias, here in pairs):
         return None
+    parameters = {id(p): p for own in linears for p in (own.weight, own.bias)}
+    if len(parameters) < 2 * len(linears) or any(p._backward_hooks for p in parameters.values()):
+        return None  # shared parameters, or somebody changes their gradients
     layers = [Layer(own.weight.detach(), own.bias.detach(), rates[id(own.weight)]) for own in linears]
     return Dense(plain, linears, layers)
 

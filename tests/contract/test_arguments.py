@@ -1,4 +1,4 @@
-"""What learners, memories and retrievals are built from: bad values are refused at once, in our own words."""
+"""Arguments of learners, memories and retrievals: invalid values are refused at once, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from rehearse import Finetune, Learner, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.errors import InvalidInput, InvalidType, RehearseError
-from rehearse.learners import AGEM, GEM, ICaRL
-from rehearse.learners.generative_retrieval import LatentRetrieval
+from rehearse.lab.draws import Draws
+from rehearse.learners import AGEM, GEM, ICaRL, LatentRetrieval
 from rehearse.memory import ExemplarMemory, TaskRingMemory
-from rehearse.retrieval import Draws
 from sameness import assert_same, frozen
 
 
@@ -75,8 +74,8 @@ def test_numbers_of_numpy_are_numbers() -> None:
     )
     for task in range(2):
         step = learner.observe(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), task)
-    assert step.recalled is not None
-    assert len(step.recalled) == 3
+    assert step.replayed is not None
+    assert len(step.replayed) == 3
 
 
 # --------------------------------------------------------------------------------------------- what a model gives
@@ -96,16 +95,16 @@ class Gives(nn.Module):
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        (lambda scores: scores.mean(), "single number"),
-        (lambda scores: scores.t(), r"shape \(2, 4\) for 4 rows"),
-        (lambda scores: scores[:-1], r"shape \(3, 2\) for 4 rows"),
-        (lambda scores: scores.mean(0, keepdim=True), r"shape \(1, 2\) for 4 rows"),
+        (lambda scores: scores.mean(), r"shape \(\) for 4 samples"),
+        (lambda scores: scores.t(), r"shape \(2, 4\) for 4 samples"),
+        (lambda scores: scores[:-1], r"shape \(3, 2\) for 4 samples"),
+        (lambda scores: scores.mean(0, keepdim=True), r"shape \(1, 2\) for 4 samples"),
         (lambda scores: (scores, scores), "one tensor"),
         (lambda scores: None, "one tensor"),
     ],
 )
 @pytest.mark.parametrize("kind", ["replay", "finetune", "regression"])
-def test_an_output_that_is_not_one_entry_a_row_is_refused(what: Any, words: str, kind: str) -> None:
+def test_an_output_that_is_not_one_entry_per_sample_is_refused(what: Any, words: str, kind: str) -> None:
     model, optimizer = parts(Gives(what))
     learner: Learner = Finetune(model, optimizer)
     if kind != "finetune":
@@ -121,21 +120,21 @@ def test_an_output_that_is_not_one_entry_a_row_is_refused(what: Any, words: str,
     assert_same(learner.state_dict(), before)
 
 
-# ------------------------------------------------------------------------------------------- lone rows and batch-norm
+# --------------------------------------------------------------------------------- lone samples and batch-norm
 
 
 def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def test_one_recalled_row_is_too_few_for_batch_norm_over_rows() -> None:
+def test_one_replayed_sample_is_too_few_for_batch_norm_over_samples() -> None:
     with pytest.raises(InvalidInput, match="at least 2"):
         Replay(*parts(normed()), ReservoirMemory(9), budget=1)
     with pytest.raises(InvalidInput, match="at least 2"):
         AGEM(*parts(normed()), TaskRingMemory(9), budget=1)
 
 
-def test_one_recalled_row_is_enough_where_nothing_needs_its_variance() -> None:
+def test_one_replayed_sample_is_enough_where_nothing_needs_its_variance() -> None:
     frozen_norm = normed()
     frozen_norm[1].eval()  # type: ignore[index, union-attr]
     learners: list[Replay] = [
@@ -145,13 +144,13 @@ def test_one_recalled_row_is_enough_where_nothing_needs_its_variance() -> None:
     ]
     for learner in learners:
         steps = [learner.observe(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), task) for task in range(3)]
-        assert [step.recalled is None for step in steps] == [True, False, False]
+        assert [step.replayed is None for step in steps] == [True, False, False]
 
 
 @pytest.mark.parametrize("kind", [GEM, AGEM])
-def test_a_lone_row_of_the_past_waits_for_a_second(kind: Any) -> None:
-    learner = kind(*parts(normed()), TaskRingMemory(3))  # room for one row of each of three tasks
+def test_a_lone_sample_of_the_past_waits_for_a_second(kind: Any) -> None:
+    learner = kind(*parts(normed()), TaskRingMemory(3))  # room for one sample of each of three tasks
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     steps = [learner.observe(x, y, task) for task in (0, 1, 2)]
-    assert [step.recalled is None for step in steps] == ([True, False, False] if kind is AGEM else [True, False, True])
-    assert all((step.recalled is None) == (step.recalled_loss is None) for step in steps)
+    assert [step.replayed is None for step in steps] == ([True, False, False] if kind is AGEM else [True, False, True])
+    assert all((step.replayed is None) == (step.replayed_loss is None) for step in steps)
