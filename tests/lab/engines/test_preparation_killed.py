@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of an autoencoder's training: the same call goes on, and ends as if nobody had."""
+"""Kill -9 in the middle of an autoencoder's training: the same call resumes, with the same result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rehearse.lab.experiment import Progress, Settings, Stopped, execute, with_p
 from rehearse.lab.methods import resolve
 from rehearse.lab.spec import Spec
 
-STEPS = 4 * 3  # of the autoencoder for a task: 40 rows in batches of 10, 3 epochs
+STEPS = 4 * 3  # of the autoencoder for a task: 40 samples in batches of 10, 3 epochs
 
 
 def the_spec() -> Spec:
@@ -33,7 +33,7 @@ def comparable(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def preparing(checkpoint: Path) -> int:
-    """How many steps of a preparation the checkpoint is in, or 0 where it is in none."""
+    """Return how many steps of a preparation the checkpoint has taken, or 0 outside of one."""
     learner = read_state(checkpoint)["run"]["learner"]
     task, _, steps = learner["own"]["begun"] or (0, 0, 0)
     return steps if task == 1 and steps < STEPS else 0
@@ -58,7 +58,7 @@ def kill_in_the_middle(folder: Path) -> int:
     return preparing(folder / "checkpoint")
 
 
-def test_killed_while_the_autoencoder_is_trained_it_ends_as_if_nobody_had(tmp_path: Path) -> None:
+def test_a_run_killed_while_the_autoencoder_is_trained_resumes(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     assert 0 < kill_in_the_middle(killed) < STEPS
     result, undisturbed = execute(the_spec(), killed), execute(the_spec(), whole)
@@ -67,18 +67,18 @@ def test_killed_while_the_autoencoder_is_trained_it_ends_as_if_nobody_had(tmp_pa
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
 
 
-def test_the_preparation_is_told_and_can_be_stopped(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+def test_the_preparation_reports_progress_and_can_be_stopped(tmp_path: Path) -> None:
+    reported: list[tuple[int, int]] = []
 
     def stop(progress: Progress) -> None:
         if progress.prepared is not None:
-            told.append(progress.prepared)
-            if len(told) == STEPS + 5:
+            reported.append(progress.prepared)
+            if len(reported) == STEPS + 5:
                 raise Stopped
 
     with pytest.raises(Stopped):
         execute(the_spec(), tmp_path, Settings(checkpoint_seconds=1e9), stop)
-    assert told == [(step, STEPS) for step in range(1, STEPS + 1)] + [(step, STEPS) for step in range(1, 6)]
+    assert reported == [(step, STEPS) for step in range(1, STEPS + 1)] + [(step, STEPS) for step in range(1, 6)]
     assert preparing(tmp_path / "checkpoint") == 5
     again: list[Any] = []
     execute(the_spec(), tmp_path, None, lambda progress: again.append(progress.prepared))

