@@ -1,4 +1,4 @@
-"""Rows in a file: the same rows as in memory, back to every checkpoint bit for bit, and no way around a deletion."""
+"""Samples in a file: the same as in RAM, back to every checkpoint bit for bit, and no way around a deletion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
 CAPACITY = 40
 
 
-def rows(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def samples(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(number)
     x = torch.randint(0, 255, (8, 3, 5), generator=generator, dtype=torch.uint8)
     return x, torch.randint(0, 4, (8,), generator=generator)
@@ -28,7 +28,7 @@ def rows(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def feed(memory: Memory, first: int, last: int) -> None:
     for number in range(first, last):
-        memory.add(*rows(number), task=number // 5, id=range(8 * number, 8 * number + 8))
+        memory.add(*samples(number), task=number // 5, id=range(8 * number, 8 * number + 8))
 
 
 def same(one: Memory, other: Memory) -> bool:
@@ -50,13 +50,13 @@ def policy(request: pytest.FixtureRequest) -> type[Memory]:
 
 @pytest.fixture
 def mapped(tmp_path: Path) -> Iterator[ReservoirMemory]:
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     yield memory
     memory.close()
 
 
 def test_holds_what_a_memory_in_ram_holds(policy: type[Memory], tmp_path: Path) -> None:
-    in_ram, in_file = policy(CAPACITY), policy(CAPACITY, path=tmp_path / "rows")
+    in_ram, in_file = policy(CAPACITY), policy(CAPACITY, path=tmp_path / "samples")
     for start in range(0, 40, 10):
         feed(in_ram, start, start + 10)
         feed(in_file, start, start + 10)
@@ -73,7 +73,7 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
         "none": torch.zeros(6, 0),
     }
     y = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-    memory = ReservoirMemory(10, path=tmp_path / "rows")
+    memory = ReservoirMemory(10, path=tmp_path / "samples")
     memory.add(x, y, logits=torch.arange(12.0).view(6, 2))
     held = memory.all()
     assert torch.equal(held.y, y)
@@ -86,7 +86,7 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
 
 
 def test_goes_back_to_every_checkpoint_and_on_as_if_nothing_had_happened(policy: type[Memory], tmp_path: Path) -> None:
-    memory, reference = policy(CAPACITY, path=tmp_path / "rows"), policy(CAPACITY)
+    memory, reference = policy(CAPACITY, path=tmp_path / "samples"), policy(CAPACITY)
     states, references = [], []
     for start in range(0, 40, 8):
         feed(memory, start, start + 8)
@@ -103,13 +103,13 @@ def test_goes_back_to_every_checkpoint_and_on_as_if_nothing_had_happened(policy:
 
 
 def test_goes_on_in_another_process_s_place(policy: type[Memory], tmp_path: Path) -> None:
-    memory, reference = policy(CAPACITY, path=tmp_path / "rows"), policy(CAPACITY)
+    memory, reference = policy(CAPACITY, path=tmp_path / "samples"), policy(CAPACITY)
     feed(memory, 0, 20)
     feed(reference, 0, 20)
     write_state(tmp_path / "state", memory.state_dict())
     feed(memory, 20, 37)  # lost
     memory.close()
-    again = policy(CAPACITY, path=tmp_path / "rows")
+    again = policy(CAPACITY, path=tmp_path / "samples")
     again.load_state_dict(read_state(tmp_path / "state"))
     assert same(again, reference)
     feed(again, 20, 50)
@@ -117,7 +117,7 @@ def test_goes_on_in_another_process_s_place(policy: type[Memory], tmp_path: Path
     assert same(again, reference)
 
 
-def test_state_refers_to_the_rows_and_does_not_copy_them(mapped: ReservoirMemory, tmp_path: Path) -> None:
+def test_state_refers_to_the_samples_and_does_not_copy_them(mapped: ReservoirMemory, tmp_path: Path) -> None:
     x = torch.zeros(CAPACITY, 10_000)
     mapped.add(x, torch.zeros(CAPACITY, dtype=torch.long))
     write_state(tmp_path / "state", mapped.state_dict())
@@ -136,7 +136,7 @@ def test_a_confirmed_state_frees_the_older_ones(mapped: ReservoirMemory, tmp_pat
     feed(mapped, 10, 20)
     new = mapped.state_dict()
     mapped.confirm(new)
-    assert [path.name for path in tmp_path.glob("*.undo")] == [f"rows.{new['file']['generation']}.undo"]
+    assert [path.name for path in tmp_path.glob("*.undo")] == [f"samples.{new['file']['generation']}.undo"]
     with pytest.raises(CheckpointError, match="cannot go back to checkpoint 1"):
         mapped.load_state_dict(old)
     mapped.load_state_dict(new)
@@ -151,7 +151,7 @@ def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
     feed(mapped, 30, 40)
     other = mapped.state_dict()
     assert other["file"]["generation"] != abandoned["file"]["generation"]
-    with pytest.raises(CheckpointError, match="took another way"):
+    with pytest.raises(CheckpointError, match="loaded and continued"):
         mapped.load_state_dict(abandoned)
 
 
@@ -159,8 +159,8 @@ def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
 
 
 def saved(tmp_path: Path) -> dict:
-    """The state of a memory at tmp_path/rows whose rows were changed since."""
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    """The state of a memory at tmp_path/samples whose samples were changed since."""
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     feed(memory, 0, 12)
     state = memory.state_dict()
     memory.confirm(state)
@@ -170,7 +170,7 @@ def saved(tmp_path: Path) -> dict:
 
 
 def refused(tmp_path: Path, state: dict, words: str) -> None:
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     with pytest.raises(CheckpointError, match=words):
         memory.load_state_dict(state)
     assert len(memory) == 0
@@ -179,23 +179,23 @@ def refused(tmp_path: Path, state: dict, words: str) -> None:
 
 def test_missing_file(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    (tmp_path / "rows").rename(tmp_path / "elsewhere")
-    refused(tmp_path, state, "is none")
+    (tmp_path / "samples").rename(tmp_path / "elsewhere")
+    refused(tmp_path, state, "is missing")
 
 
 def test_missing_journal(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    (tmp_path / "rows.1.undo").unlink()
+    (tmp_path / "samples.1.undo").unlink()
     refused(tmp_path, state, "cannot go back")
 
 
 def test_foreign_file(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    (tmp_path / "rows").write_bytes(b"something else entirely" * 1000)
-    refused(tmp_path, state, "not a file of a memory's rows")
+    (tmp_path / "samples").write_bytes(b"something else entirely" * 1000)
+    refused(tmp_path, state, "not a file of a memory's samples")
 
 
-def test_rows_of_another_memory(tmp_path: Path) -> None:
+def test_samples_of_another_memory(tmp_path: Path) -> None:
     state = saved(tmp_path)
     for path in list(tmp_path.iterdir()):
         path.unlink()
@@ -205,7 +205,7 @@ def test_rows_of_another_memory(tmp_path: Path) -> None:
 
 def test_newer_version(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    with open(tmp_path / "rows", "r+b") as file:
+    with open(tmp_path / "samples", "r+b") as file:
         file.seek(8)
         file.write((99).to_bytes(4, "little"))
     refused(tmp_path, state, "newer")
@@ -213,15 +213,15 @@ def test_newer_version(tmp_path: Path) -> None:
 
 def test_truncated_file(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    os.truncate(tmp_path / "rows", 4096 + 100)
+    os.truncate(tmp_path / "samples", 4096 + 100)
     refused(tmp_path, state, "bytes")
 
 
-def test_every_flipped_bit_of_a_row_that_matters_is_found(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_sample_that_matters_is_found(tmp_path: Path) -> None:
     """One bit in each of many places of file and journal: either it does not matter, or it is refused."""
     state = saved(tmp_path)
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
-    before = {path: path.read_bytes() for path in (tmp_path / "rows", tmp_path / "rows.1.undo")}
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
+    before = {path: path.read_bytes() for path in (tmp_path / "samples", tmp_path / "samples.1.undo")}
     memory.load_state_dict(state)
     right = memory.all()
     memory.close()
@@ -234,7 +234,7 @@ def test_every_flipped_bit_of_a_row_that_matters_is_found(tmp_path: Path) -> Non
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)
-            memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+            memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
             try:
                 memory.load_state_dict(state)
                 held = memory.all()
@@ -250,9 +250,9 @@ def test_every_flipped_bit_of_a_row_that_matters_is_found(tmp_path: Path) -> Non
 
 def test_a_record_cut_off_by_a_crash_does_not_count(tmp_path: Path) -> None:
     state = saved(tmp_path)
-    with open(tmp_path / "rows.1.undo", "ab") as file:
+    with open(tmp_path / "samples.1.undo", "ab") as file:
         file.write(b"\x01\x00\x00\x00half a record")
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     memory.load_state_dict(state)
     reference = ReservoirMemory(CAPACITY)
     feed(reference, 0, 12)
@@ -271,22 +271,22 @@ def test_mapped_and_unmapped_do_not_mix(mapped: ReservoirMemory, tmp_path: Path)
 
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     saved(tmp_path)
-    content = (tmp_path / "rows").read_bytes()
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    content = (tmp_path / "samples").read_bytes()
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     with pytest.raises(InvalidInput, match="an earlier run"):
         feed(memory, 0, 1)
-    assert (tmp_path / "rows").read_bytes() == content
+    assert (tmp_path / "samples").read_bytes() == content
 
 
 @pytest.mark.parametrize("states", [0, 2])
 def test_a_run_that_left_no_checkpoint_is_begun_anew(tmp_path: Path, states: int) -> None:
-    memory = ReservoirMemory(CAPACITY, path=tmp_path / "rows")
+    memory = ReservoirMemory(CAPACITY, path=tmp_path / "samples")
     feed(memory, 0, 5)
     for number in range(states):  # taken, but never confirmed to be written: killed before that
         memory.state_dict()
         feed(memory, 5 + number, 6 + number)
     memory.close()
-    again, reference = ReservoirMemory(CAPACITY, path=tmp_path / "rows"), ReservoirMemory(CAPACITY)
+    again, reference = ReservoirMemory(CAPACITY, path=tmp_path / "samples"), ReservoirMemory(CAPACITY)
     feed(again, 0, 5)
     feed(reference, 0, 5)
     assert same(again, reference)
@@ -295,13 +295,13 @@ def test_a_run_that_left_no_checkpoint_is_begun_anew(tmp_path: Path, states: int
 def test_one_memory_at_a_time(mapped: ReservoirMemory, tmp_path: Path) -> None:
     feed(mapped, 0, 1)
     with pytest.raises(InvalidInput, match="in use"):
-        feed(ReservoirMemory(CAPACITY, path=tmp_path / "rows"), 0, 1)
+        feed(ReservoirMemory(CAPACITY, path=tmp_path / "samples"), 0, 1)
 
 
 def test_no_room_no_directory_no_copy(mapped: ReservoirMemory, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="no directory"):
-        feed(ReservoirMemory(CAPACITY, path=tmp_path / "missing" / "rows"), 0, 1)
-    with pytest.raises(InvalidInput, match="cannot lay out"):
+        feed(ReservoirMemory(CAPACITY, path=tmp_path / "missing" / "samples"), 0, 1)
+    with pytest.raises(InvalidInput, match="cannot create"):
         feed(_huge(tmp_path), 0, 1)
     feed(mapped, 0, 1)
     with pytest.raises(InvalidType, match=r"rehearse\.save"):
@@ -319,7 +319,7 @@ def _huge(tmp_path: Path) -> ReservoirMemory:
 
 
 def marked(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one unmistakable value."""
+    """Samples of one unmistakable value."""
     return torch.full((4, 16), number, dtype=torch.uint8), torch.full((4,), number)
 
 
@@ -329,17 +329,17 @@ def on_disk(tmp_path: Path) -> bytes:
 
 @pytest.mark.parametrize("by", ["ids", "predicate"])
 def test_forgotten_bytes_are_gone_from_file_and_journals(tmp_path: Path, by: str) -> None:
-    memory = RingMemory(8, path=tmp_path / "rows")
+    memory = RingMemory(8, path=tmp_path / "samples")
     for number in (101, 102):
         memory.add(*marked(number), id=[f"user {number}"] * 4)
     state = memory.state_dict()
-    memory.add(*marked(103), id=["user 103"] * 4)  # the rows of 101 are in the journal now, those of 102 in the file
+    memory.add(*marked(103), id=["user 103"] * 4)  # the samples of 101 are in the journal now, those of 102 in the file
     assert bytes([101] * 16) in on_disk(tmp_path)
     for number in (101, 102):
         if by == "ids":
             assert memory.forget(ids=[f"user {number}"]) == (0 if number == 101 else 4)
         else:
-            memory.forget(predicate=lambda rows, number=number: rows.y == number)
+            memory.forget(predicate=lambda samples, number=number: samples.y == number)
     assert bytes([101] * 16) not in on_disk(tmp_path)
     assert bytes([102] * 16) not in on_disk(tmp_path)
     assert memory.all().y.tolist() == [103] * 4
@@ -347,7 +347,7 @@ def test_forgotten_bytes_are_gone_from_file_and_journals(tmp_path: Path, by: str
         memory.load_state_dict(state)
         assert len(memory) == 0
         memory.close()
-        memory = RingMemory(8, path=tmp_path / "rows")
+        memory = RingMemory(8, path=tmp_path / "samples")
     memory.load_state_dict(state)
     memory.add(*marked(104), id=range(4))
     assert memory.all().y.tolist() == [104] * 4
@@ -383,36 +383,36 @@ def learner(path: Path | None) -> Replay:
 
 
 def test_a_learner_with_a_mapped_memory_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    one, other = learner(tmp_path / "rows"), learner(None)
+    one, other = learner(tmp_path / "samples"), learner(None)
     for number in range(12):
-        one.observe(*rows(number))
-        other.observe(*rows(number))
+        one.observe(*samples(number))
+        other.observe(*samples(number))
     rehearse.save(one, tmp_path / "checkpoint")
     for number in range(50, 60):
-        one.observe(*rows(number))
+        one.observe(*samples(number))
     one.memory.close()
-    one = learner(tmp_path / "rows")
+    one = learner(tmp_path / "samples")
     rehearse.load(tmp_path / "checkpoint", into=one)
     for number in range(12, 24):
-        assert one.observe(*rows(number)).incoming_loss == other.observe(*rows(number)).incoming_loss
+        assert one.observe(*samples(number)).incoming_loss == other.observe(*samples(number)).incoming_loss
     for mine, reference in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, reference)
 
 
 def test_a_refused_checkpoint_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
-    one = learner(tmp_path / "rows")
-    one.observe(*rows(0))
+    one = learner(tmp_path / "samples")
+    one.observe(*samples(0))
     rehearse.save(one, tmp_path / "checkpoint")
     one.memory.close()
-    (tmp_path / "rows").unlink()
-    other = learner(tmp_path / "rows")
+    (tmp_path / "samples").unlink()
+    other = learner(tmp_path / "samples")
     weights = {name: value.clone() for name, value in other.model.state_dict().items()}
     with pytest.raises(CheckpointError, match="a file of their own"):
         rehearse.load(tmp_path / "checkpoint", into=other)
     for name, value in other.model.state_dict().items():
         assert torch.equal(value, weights[name])
-    (tmp_path / "rows.1.undo").unlink()
-    other.observe(*rows(0))
+    (tmp_path / "samples.1.undo").unlink()
+    other.observe(*samples(0))
 
 
 def test_uniform_replay_from_a_file(tmp_path: Path) -> None:
@@ -420,10 +420,10 @@ def test_uniform_replay_from_a_file(tmp_path: Path) -> None:
     one = Replay(
         nn.Sequential(nn.Flatten(), model),
         torch.optim.SGD(model.parameters(), lr=0.1),
-        ClassBalancedMemory(CAPACITY, path=tmp_path / "rows"),
+        ClassBalancedMemory(CAPACITY, path=tmp_path / "samples"),
         Uniform(),
     )
     for number in range(10):
-        step = one.observe(*rows(number))
-    assert step.recalled is not None
-    assert len(step.recalled) == 10
+        step = one.observe(*samples(number))
+    assert step.replayed is not None
+    assert len(step.replayed) == 10

@@ -25,7 +25,7 @@ from rehearse import ClassBalancedMemory, Replay, ReservoirMemory, RingMemory, U
 torch.set_num_threads(1)
 folder, policy, mode, kills = Path(sys.argv[1]), globals()[sys.argv[2]], sys.argv[3], int(sys.argv[4])
 checkpoint, SAVE = folder / "checkpoint", 3
-OURS = tuple(f"rehearse/{name}.py" for name in ("memory/mapped", "memory/journal", "checkpoint"))
+OURS = tuple(f"rehearse/{name}.py" for name in ("memory/mapped/file", "memory/mapped/journal", "checkpoint"))
 chance = random.Random(sys.argv[2] + mode)
 
 
@@ -43,7 +43,7 @@ def step(one, number):
 
 
 def resumed():
-    one = learner(folder / "rows")
+    one = learner(folder / "samples")
     if checkpoint.exists():
         rehearse.load(checkpoint, into=one)
     return one
@@ -64,7 +64,7 @@ def run_until_killed(lines):
         sys.settrace(trace)
     one = resumed()
     while True:
-        number = one.rows_observed // 8
+        number = one.samples_observed // 8
         step(one, number)
         if number % SAVE == 0:
             rehearse.save(one, checkpoint)
@@ -87,11 +87,11 @@ for _ in range(kills):
         sys.exit("the child failed")
 
 one, other = resumed(), learner(None)
-print("resumed after step", one.rows_observed // 8)
-while one.rows_observed < 8 * 100 or other.rows_observed < one.rows_observed:
-    if other.rows_observed == one.rows_observed:
-        step(one, one.rows_observed // 8)
-    step(other, other.rows_observed // 8)
+print("resumed after step", one.samples_observed // 8)
+while one.samples_observed < 8 * 100 or other.samples_observed < one.samples_observed:
+    if other.samples_observed == one.samples_observed:
+        step(one, one.samples_observed // 8)
+    step(other, other.samples_observed // 8)
 mine, reference = one.memory.all(), other.memory.all()
 assert torch.equal(mine.slots, reference.slots)
 assert torch.equal(mine.x, reference.x) and torch.equal(mine.y, reference.y) and torch.equal(mine.task, reference.task)

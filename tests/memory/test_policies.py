@@ -1,4 +1,4 @@
-"""The laws of the memories: what each holds, and with which probability."""
+"""Memory policies: which samples each holds, and with which probability."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
 
 
 def feed(memory: Memory, labels: list[int], batch: int) -> None:
-    """Rows whose only input is their number in the stream, which is their id too."""
+    """Samples whose only input is their number in the stream, which is their id too."""
     numbers = torch.arange(memory.seen, memory.seen + len(labels))
-    for rows in torch.arange(len(labels)).split(batch):
-        memory.add(numbers[rows].double(), torch.tensor(labels)[rows], id=numbers[rows])
+    for samples in torch.arange(len(labels)).split(batch):
+        memory.add(numbers[samples].double(), torch.tensor(labels)[samples], id=numbers[samples])
 
 
 def held(memory: Memory) -> list[int]:
@@ -29,7 +29,7 @@ def held(memory: Memory) -> list[int]:
 
 
 def uniform_p_value(counts: np.ndarray, draws: int) -> float:
-    """Of ``draws`` fixed-size samples without replacement: is every row held as often as any other?
+    """Of ``draws`` fixed-size samples without replacement: is every sample held as often as any other?
 
     The counts are correlated, which makes their chi-square a little too small: the test errs towards failing to
     see a small deviation, never towards seeing one that is not there.
@@ -41,17 +41,17 @@ def uniform_p_value(counts: np.ndarray, draws: int) -> float:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 25])
-def test_ring_holds_exactly_the_last_rows(batch: int) -> None:
+def test_ring_holds_exactly_the_last_samples(batch: int) -> None:
     memory = RingMemory(10)
     for start in range(0, 100, 25):
         feed(memory, [0] * 25, batch)
         assert held(memory) == list(range(max(0, start + 15), start + 25))
 
 
-def test_ring_after_forgetting_holds_the_last_rows_without_the_forgotten() -> None:
+def test_ring_after_forgetting_holds_the_last_samples_without_the_forgotten() -> None:
     memory = RingMemory(10)
     feed(memory, [0] * 13, 4)
-    assert memory.forget(ids=[5, 9, 12, 2]) == 3  # row 2 was gone already
+    assert memory.forget(ids=[5, 9, 12, 2]) == 3  # sample 2 was gone already
     assert held(memory) == [3, 4, 6, 7, 8, 10, 11]
     feed(memory, [0] * 4, 4)
     assert held(memory) == [7, 8, 10, 11, 13, 14, 15, 16]
@@ -62,7 +62,7 @@ def test_ring_after_forgetting_holds_the_last_rows_without_the_forgotten() -> No
 
 @pytest.mark.parametrize("batch", [3])
 def test_reservoir_after_forgetting_is_a_uniform_sample_of_what_remains(batch: int) -> None:
-    """Rows 0 to 9 are deleted on request, whether held or not; the law is capacity / seen for every other row."""
+    """Samples 0 to 9 are deleted on request, whether held or not; the law is capacity / seen for every other sample."""
     capacity, before, after, draws = 10, 26, 14, 800
     counts = np.zeros(before + after)
     for seed in range(draws):
@@ -86,7 +86,7 @@ def shares(memory: Memory) -> dict[int, int]:
 
 
 def assert_balanced(memory: Memory, seen: dict[int, int]) -> None:
-    """Everything while there is room; then a level q: classes below it whole, the others with q or q + 1 rows."""
+    """Everything while there is room; then a level q: classes below it whole, the others with q or q + 1 samples."""
     sizes = shares(memory)
     assert sum(sizes.values()) == min(memory.capacity, sum(seen.values()))
     whole = [label for label, n in seen.items() if sizes.get(label, 0) == n]
@@ -132,8 +132,8 @@ def test_more_classes_than_slots() -> None:
 
 
 @pytest.mark.parametrize("order", ["blocks", "mixed"])
-def test_within_a_class_every_row_is_held_with_the_same_probability(order: str) -> None:
-    """Classes of 30, 20 and 4 rows in 12 slots: two are sampled, one is held whole."""
+def test_within_a_class_every_sample_is_held_with_the_same_probability(order: str) -> None:
+    """Classes of 30, 20 and 4 samples in 12 slots: two are sampled, one is held whole."""
     labels = [0] * 30 + [1] * 20 + [2] * 4
     if order == "mixed":
         labels = np.random.default_rng(5).permutation(labels).tolist()
@@ -150,7 +150,7 @@ def test_within_a_class_every_row_is_held_with_the_same_probability(order: str) 
 
 
 def test_balanced_after_forgetting() -> None:
-    """The slots of forgotten rows stay with their class; the others remain uniform."""
+    """The slots of forgotten samples stay with their class; the others remain uniform."""
     draws, counts = 800, np.zeros(60)
     labels = [0, 1] * 30
     for seed in range(draws):
@@ -168,7 +168,7 @@ def test_balanced_after_forgetting() -> None:
 @pytest.mark.parametrize("y", [torch.randn(4), torch.ones(4, 2, dtype=torch.long), torch.tensor([True] * 4)])
 def test_balanced_needs_labels(y: torch.Tensor) -> None:
     memory = ClassBalancedMemory(5)
-    with pytest.raises(InvalidType, match="one integer label a row"):
+    with pytest.raises(InvalidType, match="one integer label per sample"):
         memory.add(torch.zeros(4, 2), y)
     assert memory.seen == 0
 
@@ -192,15 +192,17 @@ def test_state_goes_on_bit_for_bit(policy: type[Memory]) -> None:
 
 
 @pytest.mark.parametrize(("policy", "batch"), list(itertools.product(POLICIES, [1, 50])))
-def test_never_more_than_the_capacity_and_the_right_rows_at_the_right_slots(policy: type[Memory], batch: int) -> None:
+def test_never_more_than_the_capacity_and_the_right_samples_at_the_right_slots(
+    policy: type[Memory], batch: int
+) -> None:
     memory = policy(7, seed=1)
     labels = np.random.default_rng(1).integers(0, 3, 300)
     for start in range(0, 300, 50):
         feed(memory, labels[start : start + 50].tolist(), batch)
-        rows = memory.all()
-        assert len(rows) == len(memory) <= 7
-        assert rows.y.tolist() == labels[rows.x.long()].tolist()
-        assert torch.equal(rows.columns["id"], rows.x.long())
+        samples = memory.all()
+        assert len(samples) == len(memory) <= 7
+        assert samples.y.tolist() == labels[samples.x.long()].tolist()
+        assert torch.equal(samples.columns["id"], samples.x.long())
 
 
 # ----------------------------------------------------------------------------------------------------------- ids
@@ -238,5 +240,5 @@ def test_ids_too_large_and_too_few() -> None:
     memory = ReservoirMemory(10)
     with pytest.raises(InvalidInput, match="64 bits"):
         memory.add(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long), id=[2**63])
-    with pytest.raises(InvalidInput, match="2 rows"):
+    with pytest.raises(InvalidInput, match="2 samples"):
         memory.add(torch.zeros(2, 1), torch.zeros(2, dtype=torch.long), id=[1])

@@ -1,4 +1,4 @@
-"""The memory: Vitter's law at every moment, slots that stay with their rows, fair samples, nothing left behind."""
+"""The memory: Vitter's law at every moment, slots that stay with their samples, fair samples, nothing left behind."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from sameness import assert_same, frozen
 
 
-def rows(start: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows that carry their own number, as input and (modulo 3) as label."""
+def samples(start: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Samples that carry their own number, as input and (modulo 3) as label."""
     numbers = torch.arange(start, start + n)
     return numbers.float()[:, None], numbers % 3
 
@@ -24,12 +24,12 @@ def rows(start: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
 def filled(capacity: int, n: int, batch: int = 4, seed: int = 0, task: Any = None) -> ReservoirMemory:
     memory = ReservoirMemory(capacity, seed=seed)
     for start in range(0, n, batch):
-        memory.add(*rows(start, min(batch, n - start)), task=task)
+        memory.add(*samples(start, min(batch, n - start)), task=task)
     return memory
 
 
 def held(memory: ReservoirMemory) -> dict[int, int]:
-    """Slot -> the number of the row in it."""
+    """Slot -> the number of the sample in it."""
     everything = memory.all()
     assert everything.slots is not None
     return dict(zip(everything.slots.tolist(), everything.x[:, 0].int().tolist(), strict=True))
@@ -60,7 +60,7 @@ class Recorded:
     sizes=st.lists(st.integers(1, 15), min_size=1, max_size=8),
     seed=st.integers(0, 1000),
 )
-def test_batches_of_any_size_do_what_algorithm_r_does_one_row_at_a_time(
+def test_batches_of_any_size_do_what_algorithm_r_does_one_sample_at_a_time(
     capacity: int, sizes: list[int], seed: int
 ) -> None:
     memory = ReservoirMemory(capacity, seed=seed)
@@ -69,7 +69,7 @@ def test_batches_of_any_size_do_what_algorithm_r_does_one_row_at_a_time(
     reservoir: dict[int, int] = {}
     used, seen = 0, 0
     for size in sizes:
-        taken = memory.add(*rows(seen, size))
+        taken = memory.add(*samples(seen, size))
         placed: dict[int, int] = {}
         for t in range(seen, seen + size):  # algorithm R, literally
             if t < capacity:
@@ -91,7 +91,7 @@ def test_batches_of_any_size_do_what_algorithm_r_does_one_row_at_a_time(
 
 @pytest.mark.parametrize("batch", [1, 3, 12])
 def test_every_position_of_the_stream_is_held_with_the_same_probability(batch: int) -> None:
-    """Capacity 5 of 12 rows: batches of 3 straddle the moment it fills, one of 12 contains it."""
+    """Capacity 5 of 12 samples: batches of 3 straddle the moment it fills, one of 12 contains it."""
     capacity, n, runs = 5, 12, 500
     counts = np.zeros(n)
     for seed in range(runs):
@@ -102,13 +102,13 @@ def test_every_position_of_the_stream_is_held_with_the_same_probability(batch: i
 
 
 def test_the_law_holds_for_what_remains_after_forgetting() -> None:
-    """Three early rows are forgotten: every other row is held with probability capacity / seen as before."""
+    """Three early samples are forgotten: every other sample is held with probability capacity / seen as before."""
     capacity, n, runs = 6, 18, 800
     counts = np.zeros(n)
     for seed in range(runs):
         memory = filled(capacity, 10, 10, seed=seed)
         memory.forget(predicate=lambda batch: batch.x[:, 0] < 3)
-        memory.add(*rows(10, n - 10))
+        memory.add(*samples(10, n - 10))
         counts[list(held(memory).values())] += 1
     assert counts[:3].sum() == 0
     expected = runs * capacity / n
@@ -119,7 +119,7 @@ def test_the_law_holds_for_what_remains_after_forgetting() -> None:
 def test_one_seed_one_memory_and_sampling_has_no_part_in_what_is_kept() -> None:
     quiet, busy, other = filled(5, 40, seed=1), ReservoirMemory(5, seed=1), filled(5, 40, seed=2)
     for start in range(0, 40, 4):
-        busy.add(*rows(start, 4))
+        busy.add(*samples(start, 4))
         busy.sample(3)
     assert held(busy) == held(quiet)
     assert held(other) != held(quiet)
@@ -142,7 +142,7 @@ operations = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(capacity=st.integers(1, 10), steps=operations, left_out=st.integers(0, 3), n=st.integers(0, 12))
-def test_slots_tasks_and_facts_stay_with_their_rows(
+def test_slots_tasks_and_facts_stay_with_their_samples(
     capacity: int, steps: list[Operation], left_out: int, n: int
 ) -> None:
     """Against a dict from slot to (number, task, fact)."""
@@ -155,13 +155,13 @@ def test_slots_tasks_and_facts_stay_with_their_rows(
                 if not tasks:
                     continue
                 first = memory.seen
-                taken = memory.add(*rows(first, len(tasks)), task=tasks if known else None)
+                taken = memory.add(*samples(first, len(tasks)), task=tasks if known else None)
                 for number, (slot, task) in enumerate(zip(taken.tolist(), tasks, strict=True), first):
                     if slot >= 0:
                         model[slot] = (number, task, -1.0)
         elif what == "forget":
             assert memory.forget(slots=value) == len(model.keys() & value)
-            model = {slot: row for slot, row in model.items() if slot not in value}
+            model = {slot: sample for slot, sample in model.items() if slot not in value}
         elif what == "note" and model:
             slots = memory.sample(value).slots
             assert slots is not None
@@ -175,7 +175,7 @@ def test_slots_tasks_and_facts_stay_with_their_rows(
             memory.load_state_dict(state)
 
         assert len(memory) == len(model)
-        eligible = {slot for slot, row in model.items() if row[1] != left_out}
+        eligible = {slot for slot, sample in model.items() if sample[1] != left_out}
         assert memory.eligible(left_out) == len(eligible)
         if memory.seen:
             everything = memory.all()
@@ -193,9 +193,9 @@ def test_slots_tasks_and_facts_stay_with_their_rows(
             assert memory.all(exclude_task=left_out).y.tolist() == [model[slot][0] % 3 for slot in sorted(eligible)]
 
 
-def test_samples_are_uniform_over_rows_and_over_orders_with_and_without_a_task_left_out() -> None:
+def test_samples_are_uniform_over_samples_and_over_orders_with_and_without_a_task_left_out() -> None:
     memory = ReservoirMemory(12)
-    memory.add(*rows(0, 12), task=[0, 1, 2, 0, 1, 1, 1, 2, 0, 0, 2, 1])
+    memory.add(*samples(0, 12), task=[0, 1, 2, 0, 1, 1, 1, 2, 0, 0, 2, 1])
     for left_out, eligible in ((None, range(12)), (1, [0, 2, 3, 7, 8, 9, 10])):
         draws = 2000
         firsts, seconds = np.zeros(12), np.zeros(12)
@@ -222,8 +222,8 @@ def test_pairs_of_a_sample_are_uniform() -> None:
 
 def test_unknown_tasks_are_always_eligible() -> None:
     memory = ReservoirMemory(4)
-    memory.add(*rows(0, 2), task=None)
-    memory.add(*rows(2, 2), task=0)
+    memory.add(*samples(0, 2), task=None)
+    memory.add(*samples(2, 2), task=0)
     assert sorted(memory.sample(9, exclude_task=0).x[:, 0].tolist()) == [0, 1]
     assert memory.eligible(torch.tensor([0, -1])) == 2
     assert memory.eligible(None) == 4
@@ -231,8 +231,15 @@ def test_unknown_tasks_are_always_eligible() -> None:
 
 def test_several_tasks_can_be_left_out_at_once() -> None:
     memory = ReservoirMemory(6)
-    memory.add(*rows(0, 6), task=[0, 1, 2, 0, 1, 2])
+    memory.add(*samples(0, 6), task=[0, 1, 2, 0, 1, 2])
     assert sorted(memory.sample(6, exclude_task=torch.tensor([0, 2])).x[:, 0].tolist()) == [1, 4]
+
+
+def test_tasks_to_leave_out_may_be_a_list_or_a_set() -> None:
+    memory = ReservoirMemory(6)
+    memory.add(*samples(0, 6), task=[0, 1, 2, 0, 1, 2])
+    for tasks in ([0, 2], {0, 2}):
+        assert sorted(memory.sample(6, exclude_task=tasks).x[:, 0].tolist()) == [1, 4]  # type: ignore[arg-type]
 
 
 def test_nothing_eligible_is_an_empty_batch_and_draws_nothing() -> None:
@@ -267,7 +274,7 @@ def test_refused_capacities(capacity: Any) -> None:
 # ------------------------------------------------------------------------------------------- what is stored, and how
 
 
-def test_rows_are_stored_in_the_dtype_they_come_in_and_copied() -> None:
+def test_samples_are_stored_in_the_dtype_they_come_in_and_copied() -> None:
     memory = ReservoirMemory(4)
     x = np.array([[1, 2], [3, 4]], dtype=np.uint8)
     memory.add(x, np.array([0, 1], dtype=np.int16))
@@ -291,10 +298,10 @@ def test_trees_of_inputs() -> None:
             memory.add(other, torch.arange(3))
 
 
-def test_columns_travel_with_their_rows() -> None:
+def test_columns_travel_with_their_samples() -> None:
     memory = ReservoirMemory(3)
     for start in range(0, 30, 3):
-        x, y = rows(start, 3)
+        x, y = samples(start, 3)
         memory.add(x, y, logits=torch.stack([x[:, 0], -x[:, 0]], 1), id=list(range(start, start + 3)))
     drawn = memory.sample(3)
     assert torch.equal(drawn.columns["logits"], torch.cat([drawn.x, -drawn.x], 1))
@@ -304,25 +311,25 @@ def test_columns_travel_with_their_rows() -> None:
 @pytest.mark.parametrize(
     ("arguments", "columns", "kind", "words"),
     [
-        ((torch.zeros(2, 3), torch.zeros(2).long()), {"z": [0, 0]}, InvalidInput, r"\(3,\) a row"),
+        ((torch.zeros(2, 3), torch.zeros(2).long()), {"z": [0, 0]}, InvalidInput, r"\(3,\) per sample"),
         ((torch.zeros(2, 1).double(), torch.zeros(2).long()), {"z": [0, 0]}, InvalidInput, "float64"),
         ((torch.zeros(2, 1), torch.zeros(2).int()), {"z": [0, 0]}, InvalidInput, "int32"),
         ((torch.zeros(2, 1), torch.zeros(2).long()), {}, InvalidInput, "columns"),
         ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": [0, 0], "w": [0, 0]}, InvalidInput, "columns"),
-        ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": [0]}, InvalidInput, "the batch has 2 rows"),
-        ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": 0}, InvalidInput, "the batch has 2 rows"),
+        ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": [0]}, InvalidInput, "the batch has 2 samples"),
+        ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": 0}, InvalidInput, "the batch has 2 samples"),
         ((torch.zeros(2, 1), torch.zeros(2).long()), {"z": ["a", "b"]}, InvalidType, "column 'z'"),
         ((torch.zeros(2, 1), torch.zeros(2).long()), {"slots": [0, 0]}, InvalidInput, "'slots'"),
-        ((torch.zeros(2, 1), torch.zeros(3).long()), {"z": [0, 0, 0]}, InvalidInput, "2 rows, y has 3"),
+        ((torch.zeros(2, 1), torch.zeros(3).long()), {"z": [0, 0, 0]}, InvalidInput, "y has 3"),
         ((torch.full((2, 1), torch.nan), torch.zeros(2).long()), {"z": [0, 0]}, InvalidInput, "finite"),
     ],
 )
-def test_refused_rows_change_nothing(
+def test_refused_samples_change_nothing(
     arguments: tuple[Any, Any], columns: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     memory = ReservoirMemory(4)
     for start in range(0, 12, 2):
-        memory.add(*rows(start, 2), z=[start, start])
+        memory.add(*samples(start, 2), z=[start, start])
     before = frozen(memory.state_dict())
     with pytest.raises(kind, match=words):
         memory.add(*arguments, **columns)
@@ -332,7 +339,7 @@ def test_refused_rows_change_nothing(
 def test_checking_says_what_adding_would_and_changes_nothing() -> None:
     memory = filled(4, 6)
     before = frozen(memory.state_dict())
-    memory.check(Batch(*rows(0, 2)))
+    memory.check(Batch(*samples(0, 2)))
     with pytest.raises(InvalidInput, match="float64"):
         memory.check(Batch(torch.zeros(2, 1).double(), torch.zeros(2).long()))
     assert_same(memory.state_dict(), before)
@@ -340,12 +347,12 @@ def test_checking_says_what_adding_would_and_changes_nothing() -> None:
 
 def test_summary_and_bytes() -> None:
     memory = ReservoirMemory(10)
-    assert memory.summary()["rows"] == 0
+    assert memory.summary()["samples"] == 0
     memory.add(torch.zeros(2, 3, dtype=torch.uint8), torch.tensor([1, 1]), task=0)
     memory.add(torch.zeros(1, 3, dtype=torch.uint8), torch.tensor([2]), task=None)
     assert memory.nbytes == 3 * (3 + 8 + 8 + 8)  # inputs; y, task and arrival as int64
     assert memory.summary() == {
-        "rows": 3,
+        "samples": 3,
         "capacity": 10,
         "seen": 3,
         "bytes": memory.nbytes,
@@ -355,15 +362,15 @@ def test_summary_and_bytes() -> None:
     }
 
 
-# ---------------------------------------------------------------------------------------------- facts, transactions
+# --------------------------------------------------------------------------------------------------------------- facts
 
 
-def test_facts_are_reset_where_a_row_is_overwritten_and_only_there() -> None:
+def test_facts_are_reset_where_a_sample_is_overwritten_and_only_there() -> None:
     memory = filled(5, 5)
     slots = torch.arange(5)
     assert memory.fact("best", slots, fill=torch.inf).tolist() == [torch.inf] * 5
     memory.note("best", slots, torch.arange(5.0))
-    taken = memory.add(*rows(5, 3))
+    taken = memory.add(*samples(5, 3))
     fresh = {slot for slot in taken.tolist() if slot >= 0}
     assert 0 < len(fresh) < 5
     assert memory.fact("best", slots, fill=torch.inf).tolist() == [
@@ -371,35 +378,12 @@ def test_facts_are_reset_where_a_row_is_overwritten_and_only_there() -> None:
     ]
 
 
-def test_an_error_takes_back_facts_and_draws() -> None:
-    memory = filled(6, 20)
-    memory.fact("old", torch.arange(6), fill=0.0)
-    memory.note("old", torch.arange(6), torch.arange(6.0))
-    before = frozen(memory.state_dict())
-
-    def note_and_fail() -> None:
-        for step in range(3):
-            slots = memory.sample(4).slots
-            assert slots is not None
-            memory.note("old", slots, torch.full((4,), 100.0 + step))
-            memory.fact("new", slots, fill=1.0)
-            memory.note("new", slots, torch.zeros(4))
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), memory.transaction():
-        note_and_fail()
-    assert_same(memory.state_dict(), before)
-    with memory.transaction():
-        memory.note("old", torch.tensor([2]), torch.tensor([7.0]))
-    assert memory.fact("old", torch.tensor([2]), fill=0.0).tolist() == [7.0]
-
-
 # --------------------------------------------------------------------------------------------------------- forgetting
 
 
 def test_forgetting_by_slot_by_id_and_by_predicate() -> None:
     memory = ReservoirMemory(8)
-    memory.add(*rows(0, 8), id=torch.arange(100, 108))
+    memory.add(*samples(0, 8), id=torch.arange(100, 108))
     assert memory.forget(slots=torch.tensor([1, 1, 7])) == 2
     assert memory.forget(slots=[1]) == 0
     assert memory.forget(ids=torch.tensor([100, 103])) == 2
@@ -429,7 +413,7 @@ def test_forgetting_everything_leaves_a_memory_that_works() -> None:
     restored = ReservoirMemory(4)
     restored.load_state_dict(memory.state_dict())
     for start in range(10, 60, 5):
-        assert memory.add(*rows(start, 5)).tolist() == restored.add(*rows(start, 5)).tolist()
+        assert memory.add(*samples(start, 5)).tolist() == restored.add(*samples(start, 5)).tolist()
     assert held(memory) == held(restored)
     assert len(memory) > 0
 
@@ -453,7 +437,7 @@ def test_refused_forgetting() -> None:
 def test_a_restored_memory_goes_on_bit_for_bit(tmp_path: Any) -> None:
     memory = ReservoirMemory(6, seed=5)
     for start in range(0, 24, 4):
-        memory.add(*rows(start, 4), task=[0, 1, 0, 2], logits=torch.randn(4, 2))
+        memory.add(*samples(start, 4), task=[0, 1, 0, 2], logits=torch.randn(4, 2))
     memory.fact("best", torch.arange(6), fill=torch.inf)
     memory.note("best", torch.tensor([1]), torch.tensor([0.5]))
     memory.forget(slots=[3])
@@ -464,7 +448,7 @@ def test_a_restored_memory_goes_on_bit_for_bit(tmp_path: Any) -> None:
     for start in range(24, 60, 4):
         logits = torch.randn(4, 2)
         for one in (memory, restored):
-            one.add(*rows(start, 4), task=[0, 1, 3, 2], logits=logits)
+            one.add(*samples(start, 4), task=[0, 1, 3, 2], logits=logits)
         assert_same(memory.sample(3, exclude_task=0).x, restored.sample(3, exclude_task=0).x)
     assert_same(restored.state_dict(), memory.state_dict())
 
@@ -474,10 +458,10 @@ def test_a_state_is_a_copy() -> None:
     state = memory.state_dict()
     kept = frozen(state)
     for start in range(4, 40, 4):
-        memory.add(*rows(start, 4))
+        memory.add(*samples(start, 4))
     assert_same(state, kept)
     memory.load_state_dict(state)
-    memory.add(*rows(0, 4)), memory.forget(slots=[0])
+    memory.add(*samples(0, 4)), memory.forget(slots=[0])
     assert_same(state, kept)
 
 

@@ -14,7 +14,7 @@ from sameness import assert_same
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_inputs_are_rewritten_and_all_else_stays(mapped: bool, tmp_path: Path) -> None:
-    memory = ReservoirMemory(6, path=tmp_path / "rows" if mapped else None)
+    memory = ReservoirMemory(6, path=tmp_path / "samples" if mapped else None)
     memory.add(torch.arange(10.0).view(5, 2), torch.arange(5), task=1, logits=torch.rand(5, 3))
     memory.fact("loss", torch.arange(5), fill=0.0)
     memory.note("loss", torch.arange(5), torch.arange(5.0))

@@ -17,31 +17,31 @@ from rehearse.memory import ExemplarMemory, TaskRingMemory
 from sameness import assert_same
 
 
-def numbered(start: int, rows: int) -> torch.Tensor:
-    return torch.arange(start, start + rows)[:, None]
+def numbered(start: int, samples: int) -> torch.Tensor:
+    return torch.arange(start, start + samples)[:, None]
 
 
 def held(memory: TaskRingMemory) -> dict[int, list[int]]:
-    rows = memory.all()
+    samples = memory.all()
     by_task = defaultdict(list)
-    for task, number in zip(rows.task.tolist(), rows.x[:, 0].tolist(), strict=True):
+    for task, number in zip(samples.task.tolist(), samples.x[:, 0].tolist(), strict=True):
         by_task[task].append(number)
     return {task: sorted(numbers) for task, numbers in by_task.items()}
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9)), min_size=1, max_size=15), st.sampled_from([None, 4]))
-def test_rings_hold_the_last_rows_of_every_task(batches: list[tuple[int, int]], tasks: int | None) -> None:
+def test_rings_hold_the_last_samples_of_every_task(batches: list[tuple[int, int]], tasks: int | None) -> None:
     memory = TaskRingMemory(14, tasks=tasks)
     rings: dict[int, deque[int]] = {}
     seen = 0
-    for task, rows in batches:
-        memory.add(numbered(seen, rows), torch.zeros(rows, dtype=torch.long), task=task)
+    for task, samples in batches:
+        memory.add(numbered(seen, samples), torch.zeros(samples, dtype=torch.long), task=task)
         rings.setdefault(task, deque())
         share = 14 // max(len(rings), tasks or 0)
         rings = {other: deque(ring, maxlen=share) for other, ring in rings.items()}
-        rings[task].extend(range(seen, seen + rows))
-        seen += rows
+        rings[task].extend(range(seen, seen + samples))
+        seen += samples
         assert held(memory) == {other: sorted(ring) for other, ring in rings.items()}
         assert len(memory) <= 14
 
@@ -52,7 +52,7 @@ def test_a_batch_may_be_of_several_tasks() -> None:
     assert held(memory) == {0: [4, 5], 1: [1, 3]}
 
 
-def test_a_forgotten_row_makes_room_in_its_ring() -> None:
+def test_a_forgotten_sample_makes_room_in_its_ring() -> None:
     memory = TaskRingMemory(4, tasks=2)
     slots = memory.add(numbered(0, 2), torch.zeros(2, dtype=torch.long), task=0)
     memory.forget(slots=slots[1:])
@@ -60,7 +60,7 @@ def test_a_forgotten_row_makes_room_in_its_ring() -> None:
     assert held(memory) == {0: [0, 2]}
 
 
-def test_more_tasks_than_rows_are_refused() -> None:
+def test_more_tasks_than_samples_are_refused() -> None:
     with pytest.raises(InvalidInput, match="too few for 5 tasks"):
         TaskRingMemory(4, tasks=5).share(Batch(numbered(0, 1), torch.zeros(1), 0))
     for tasks in (0, True, "two"):
@@ -76,11 +76,11 @@ def task_of(memory: ExemplarMemory, task: int, labels: list[int], start: int) ->
 
 
 def enrol_first(memory: ExemplarMemory) -> None:
-    """The end of a task: of each class the rows with the lowest numbers are its exemplars."""
-    rows = memory.get(torch.from_numpy(memory.running()))
-    rows = rows.take(rows.x[:, 0].argsort())
+    """The end of a task: of each class the samples with the lowest numbers are its exemplars."""
+    samples = memory.get(torch.from_numpy(memory.running()))
+    samples = samples.take(samples.x[:, 0].argsort())
     share = memory.share()
-    memory.enrol([rows.take((rows.y == y).nonzero().flatten()[:share]) for y in rows.y.unique()])
+    memory.enrol([samples.take((samples.y == y).nonzero().flatten()[:share]) for y in samples.y.unique()])
 
 
 def test_exemplars_give_way_from_the_last_rank_on() -> None:
@@ -101,10 +101,10 @@ def test_exemplars_give_way_from_the_last_rank_on() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), min_size=1, max_size=12))
-def test_never_more_rows_than_the_capacity(batches: list[tuple[int, int, bool]]) -> None:
+def test_never_more_samples_than_the_capacity(batches: list[tuple[int, int, bool]]) -> None:
     memory = ExemplarMemory(9, seed=1)
-    for task, rows, ends in batches:
-        task_of(memory, task, [2 * task + i % 2 for i in range(rows)], start=0)
+    for task, samples, ends in batches:
+        task_of(memory, task, [2 * task + i % 2 for i in range(samples)], start=0)
         assert len(memory) <= 9
         if ends:
             enrol_first(memory)
@@ -114,7 +114,7 @@ def test_never_more_rows_than_the_capacity(batches: list[tuple[int, int, bool]])
 
 
 def test_the_running_task_is_a_fair_sample() -> None:
-    """30 rows into the 6 places that two exemplars leave: each is held with probability 6 / 30."""
+    """30 samples into the 6 places that two exemplars leave: each is held with probability 6 / 30."""
     counts = np.zeros(30)
     for seed in range(600):
         memory = ExemplarMemory(8, seed=seed)
@@ -151,6 +151,6 @@ def test_state_comes_back_with_ranks_and_counts() -> None:
     assert_same(other.state_dict(), memory.state_dict())
 
 
-def test_more_classes_than_rows_are_refused() -> None:
+def test_more_classes_than_samples_are_refused() -> None:
     with pytest.raises(InvalidInput, match="too few for exemplars of 3 classes"):
         ExemplarMemory(2).share(Batch(numbered(0, 3), torch.tensor([0, 1, 2]), 0))

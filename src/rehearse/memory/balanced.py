@@ -11,7 +11,6 @@ import torch
 
 from ..batch import Batch
 from ..errors import InvalidType
-from ..undo import Restore
 from .base import Memory
 from .index import Slots
 
@@ -19,20 +18,23 @@ from .index import Slots
 class ClassBalancedMemory(Memory):
     """An equal share for every class seen, and within a class a uniform sample of it.
 
-    Let n_c be the rows seen of class c. Until the memory is full everything is kept. From then on there is a level q,
-    falling as classes appear, such that
+    Let n_c be the samples seen of class c. Until the memory is full everything is kept. From then on there is a level
+    q, falling as classes appear, such that
 
     - a class with n_c ≤ q is held whole,
-    - every other class holds q or q + 1 rows, each of its n_c rows being held with the same probability.
+    - every other class holds q or q + 1 samples, each of its n_c samples being held with the same probability.
 
-    A row of a class that is still held whole takes a random slot of the largest class; a class that was once the
+    A sample of a class that is still held whole takes a random slot of the largest class; a class that was once the
     largest keeps a reservoir of its own (Vitter's algorithm R over its share). This is class-balanced reservoir
-    sampling (Chrysakis and Moens, 2020), for rows in batches of any size.
+    sampling (Chrysakis and Moens, 2020), for batches of any size.
 
     A slot emptied by `forget` stays with its class, open until that class's own draw falls on it.
     """
 
+    _policy = ("_share", "_seen_of", "_sampled", "_used")
+
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
+        """Start empty; see `Memory` for the arguments."""
         super().__init__(capacity, path=path, seed=seed)
         self._share: dict[int, array[int]] = {}  # class -> its slots, open ones included
         self._seen_of: dict[int, int] = {}
@@ -40,11 +42,10 @@ class ClassBalancedMemory(Memory):
         self._used = 0  # slots given out so far; they are given out in order
 
     def _check_policy(self, batch: Batch) -> None:
-        if batch.y.ndim != 1 or batch.y.is_floating_point() or batch.y.dtype == torch.bool:
-            raise InvalidType(
-                f"a class-balanced memory needs one integer label a row; these targets are {batch.y.dtype} of shape "
-                f"{tuple(batch.y.shape)}"
-            )
+        y = batch.y
+        if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            found = f"{y.dtype} of shape {tuple(y.shape)}"
+            raise InvalidType(f"a class-balanced memory needs one integer label per sample; these targets are {found}")
 
     def _place(self, batch: Batch) -> Slots:
         return np.array([self._slot_for(label) for label in batch.y.tolist()], dtype=np.int64)
@@ -73,14 +74,6 @@ class ClassBalancedMemory(Memory):
         donor.pop()
         own.append(slot)
         return slot
-
-    def _policy_snapshot(self) -> Restore:
-        share, seen_of, sampled, used = dict(self._share), dict(self._seen_of), set(self._sampled), self._used
-
-        def restore() -> None:
-            self._share, self._seen_of, self._sampled, self._used = share, seen_of, sampled, used
-
-        return restore
 
     def _policy_state(self) -> dict[str, Any]:
         slots = [slot for share in self._share.values() for slot in share]

@@ -1,13 +1,14 @@
-"""What every memory can do: add, sample, forget, tell what it holds."""
+"""Memory: what every store of samples can do: add, sample, forget, save itself."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..errors import CheckpointError, InvalidInput, InvalidType
 from ..random import numpy_generator
-from ..undo import Restore
+from ..undo import Restore, all_or_nothing
 from .changes import Changes
 from .forgetting import matching, slot_numbers
 from .ids import ID, named_ids, no_ids, one_id_per_sample
@@ -27,31 +28,39 @@ if TYPE_CHECKING:
     from .mapped import MappedFile
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"
-FORGET_ROWS = 10_000  # rows that a predicate is asked about at once
+AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
 RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
 
 
 class Memory(ABC):
-    """A fixed number of slots for rows of a stream. A policy (a subclass) decides who is kept where.
+    """A fixed number of slots for samples of a stream. A policy (a subclass) decides which samples are kept where.
 
-    A row's *slot* is its address. Everything known of a row stands in a column at that slot: what came with it
-    (`add(..., logits=...)`), and *facts* that are learned later (its best loss so far) and go when the row goes.
-    Insertion and sampling draw from two generators, so that methods which sample differently hold the same rows.
+    The *slot* of a sample is its address. Everything known of a sample is in a column at that slot: what came with it
+    (`add(..., logits=...)`), and *facts* that are learned later (its best loss so far) and go when the sample goes.
+    Insertion and sampling draw from two generators, so that methods which sample differently hold the same samples.
 
-    With a ``path`` the rows live in that file, memory-mapped, with journals beside it (``path.N.undo``): many more
-    rows than would fit in memory, at the same speed. A `state_dict` then refers to the file and does not copy it, and
-    loading one puts the file back to what it was, after a crash too. It can do so for every state since the last one
-    that was confirmed (`rehearse.save` does that), as long as file and journals stay together.
+    With a ``path`` the samples are in that file, memory-mapped, with journals beside it (``path.N.undo``): many more
+    samples than fit in RAM, at the same speed. A `state_dict` then refers to the file and does not copy it, and
+    loading one restores the file, also after a crash. It can do so for every state since the last one that was
+    confirmed (`rehearse.save` does that), as long as file and journals stay together.
     """
 
+    _policy: ClassVar[tuple[str, ...]] = ()
+    """The attributes that hold what the policy knows; `Changes` notes what is inside of them."""
+
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
+        """Start empty.
+
+        Args:
+            capacity: The largest number of samples.
+            path: A file for the samples, or None to hold them in RAM.
+            seed: Decides which samples are kept and drawn.
+        """
         if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-            raise InvalidInput(
-                f"capacity is {capacity!r}; it is a whole number: a memory needs room for at least one row"
-            )
+            raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples")
         self.capacity = int(capacity)
         self.seen = 0
-        self.changes = 0  # grows whenever rows come or go: whatever was read of them is as old as this says
+        self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
         self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
         self._index = TaskIndex(self.capacity)
         self._facts: dict[str, tuple[float, Tensor]] = {}
@@ -59,7 +68,7 @@ class Memory(ABC):
         self._sampling = numpy_generator(seed, "sample")
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes over: all but the notes for an undo."""
+        """Return what a copy takes over: all but the notes for an undo."""
         return {name: value for name, value in vars(self).items() if name != "_noting"}
 
     @staticmethod
@@ -69,29 +78,29 @@ class Memory(ABC):
 
     @abstractmethod
     def _place(self, batch: Batch) -> Slots:
-        """The slot of each arriving row, or −1 where it is not kept. Where two draw one slot, the later has it."""
+        """Return the slot of each arriving sample, −1 if it is not kept. If two draw one slot, the later has it."""
 
     def _check_policy(self, batch: Batch) -> None:
         """Refuse a batch that the policy cannot place."""
 
     def _policy_state(self) -> dict[str, Any]:
-        """What the policy knows beyond the count of rows seen."""
+        """Return what the policy knows beyond the count of samples seen."""
         return {}
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
-        """Take back what `_policy_state` gave; called when the rows are in place."""
+        """Load what `_policy_state` returned; called when the samples are in place."""
 
-    # ------------------------------------------------------------------------------------------------- keeping
+    # ------------------------------------------------------------------------------------------------- storing
 
     def __len__(self) -> int:
         return len(self._index)
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
-        """Refuse a batch that could not be added; changes nothing. Gives what `keep` needs beside the batch."""
+        """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
         self._check_policy(batch)
-        rows = self._columns(batch, columns)
-        self._rows.check(batch.x, rows)
-        return rows
+        named = self._columns(batch, columns)
+        self._rows.check(batch.x, named)
+        return named
 
     def check_inputs(self, batch: Batch) -> None:
         """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
@@ -101,23 +110,27 @@ class Memory(ABC):
             self._rows.check_column(TARGET, batch.y)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
-        """Refuse columns that have become too wide for the file that the rows are in."""
+        """Refuse columns that have become too wide for the file that the samples are in."""
         self._rows.check_widths(columns)
 
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
-        """Offer rows to the memory, in their order; returns the slot of each, −1 for those not kept.
+        """Offer samples to the memory, in their order; returns the slot of each, −1 for those not kept.
 
-        ``columns`` are further tensors with one entry a row (stored logits, say), the same ones for every row;
-        ``id`` among them is what `forget(ids=...)` goes by: whole numbers, or strings, of which a hash is kept. Rows
-        may have none: None in that list, or no ``id`` at all.
+        Args:
+            x: Inputs.
+            y: Targets, one per sample.
+            task: The task of all samples or of each, if it is known.
+            columns: Further tensors with one entry per sample (logits, say), the same ones for every sample. ``id``
+                among them is what `forget(ids=...)` goes by: integers, or strings, of which a hash is stored; None in
+                that list, or no ``id`` at all, for samples without one.
         """
         batch = checked_batch(x, y, task)
         return self.keep(batch, self.check(batch, **columns))
 
-    def keep(self, batch: Batch, rows: dict[str, Tensor]) -> Tensor:
-        """`add` for a batch that `check` has just let through, with what that gave."""
+    def keep(self, batch: Batch, columns: dict[str, Tensor]) -> Tensor:
+        """Add a batch that `check` has just accepted, with what that returned."""
         if self._rows.x is None:
-            self._rows.allocate(batch.x, rows)
+            self._rows.allocate(batch.x, columns)
         slots = self._place(batch)
         self.seen += len(batch)
         kept = _last_of_each(slots)
@@ -126,11 +139,11 @@ class Memory(ABC):
             where, x = torch.from_numpy(taken), batch.x
             if len(kept) < len(batch):
                 of = torch.from_numpy(kept)
-                rows = {name: pick(column, of) for name, column in rows.items()}
+                columns = {name: pick(column, of) for name, column in columns.items()}
                 x = tree_map(lambda leaf: pick(leaf, of), x)
             changes = self._noting()
-            self._rows.write(where, x, rows, changes)
-            self._index.put(taken, rows[TASK].numpy(), changes)
+            self._rows.write(where, x, columns, changes)
+            self._index.put(taken, columns[TASK].numpy(), changes)
             self.changes += 1
             self._clear_facts(where)
             slots.fill(-1)
@@ -139,46 +152,43 @@ class Memory(ABC):
 
     def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
         n = len(batch)
-        columns = {
-            TARGET: batch.y,
-            TASK: task_column(batch.task, n),
-            ARRIVED: torch.arange(self.seen, self.seen + n),
-        }
+        arrived = torch.arange(self.seen, self.seen + n)
+        columns = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
         for name, values in {**batch.columns, **extra}.items():
             if name in RESERVED:
-                raise InvalidInput(f"{name!r} is a name of the memory's own; choose another for your column")
+                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
             column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
             if column.ndim == 0 or len(column) != n:
-                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} rows")
+                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
             columns[name] = column
         if ID in self._rows.columns and ID not in columns:
             columns[ID] = no_ids(n)
         return columns
 
-    # ------------------------------------------------------------------------------------------------ recalling
+    # ----------------------------------------------------------------------------------------------- retrieving
 
     def eligible(self, exclude_task: int | Tensor | None = None) -> int:
-        """How many rows a sample could be drawn from."""
+        """Return how many samples can be drawn."""
         return self._index.count(_task_set(exclude_task))
 
     def sample(self, n: int, exclude_task: int | Tensor | None = None, *, ordered: bool = False) -> Batch:
-        """``n`` distinct rows at random (all where there are fewer), without those of a task; O(n).
+        """Return ``n`` distinct samples at random (all where there are fewer), without those of a task; O(n).
 
         They come in random order, or in the order of their slots if ``ordered``.
         """
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
-            raise InvalidInput(f"cannot sample {n!r} rows; ask for a number of rows")
+            raise InvalidInput(f"cannot sample {n!r}; ask for a number of samples")
         slots = self._index.draw(self._sampling, int(n), _task_set(exclude_task))
         if ordered:
             slots.sort()
         return self._at(torch.from_numpy(slots))
 
     def all(self, exclude_task: int | Tensor | None = None) -> Batch:
-        """Every row outside a task, in the order of the slots."""
+        """Return every sample outside a task, in the order of the slots."""
         return self._at(self.slots(exclude_task))
 
     def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
-        """The slots that hold rows outside a task, in ascending order; reads no row."""
+        """Return the slots that hold samples outside a task, in ascending order; reads no sample."""
         slots = self._index.occupied()
         excluded = _task_set(exclude_task)
         if excluded:
@@ -186,75 +196,68 @@ class Memory(ABC):
         return torch.from_numpy(slots)
 
     def get(self, slots: Collection[int] | Tensor) -> Batch:
-        """The rows at the given slots, as they were stored; each slot must hold one."""
+        """Return the samples at the given slots, as they were stored; each slot must hold one."""
         numbers = slot_numbers(slots)
         inside = (numbers >= 0) & (numbers < self.capacity)
         bad = numbers[~inside] if not inside.all() else numbers[self._index.task[numbers] == EMPTY]
         if len(bad) and self._rows.x is not None:
             raise InvalidInput(
-                f"slot {int(bad[0])} holds no row (there are {self.capacity} slots, from 0, of which {len(self)} hold "
-                "one: see memory.slots())"
+                f"slot {int(bad[0])} holds no sample: {len(self)} of the slots from 0 to {self.capacity - 1} do, see "
+                "memory.slots()"
             )
         return self._at(torch.from_numpy(numbers))
 
     def _at(self, slots: Tensor) -> Batch:
         if self._rows.x is None:
-            raise InvalidInput("the memory is empty; add rows before recalling any")
-        return _as_batch(*self._rows.read(slots, but=ARRIVED), slots)
+            raise InvalidInput("the memory is empty; add samples before retrieving any")
+        return _as_batch(*self._rows.read(slots), slots)
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
-        """Put other inputs in the place of those at these slots; all else that is known of the rows stays."""
+        """Replace the inputs at these slots; everything else that is known of the samples stays."""
         self._rows.check_inputs(x)
         self._rows.write(slots, x, {}, self._noting())
 
     # ---------------------------------------------------------------------------------------------------- facts
 
     def fact(self, name: str, slots: Tensor, fill: float) -> Tensor:
-        """What is known of the rows under this name; ``fill`` where nothing is known yet."""
+        """Return what is known of the samples under this name; ``fill`` where nothing is known yet."""
         if name not in self._facts:
             self._facts[name] = (fill, torch.full((self.capacity,), fill))
         return pick(self._facts[name][1], slots)
 
-    def note(self, name: str, slots: Tensor, values: Tensor) -> None:
+    def note(self, name: str, slots: Tensor, values: Tensor | float) -> None:
         """Write a fact back to the samples it is about."""
         fact, changes = self._facts[name][1], self._noting()
         if changes is not None:
             changes.note(fact, slots)
-        fact.index_copy_(0, slots, values.to(fact))
+        fact[slots] = values.to(fact) if isinstance(values, Tensor) else values
 
     def _clear_facts(self, slots: Tensor) -> None:
-        changes = self._noting()
-        for fill, fact in self._facts.values():
-            if changes is not None:
-                changes.note(fact, slots)
-            fact[slots] = fill
+        for name, (fill, _) in self._facts.items():
+            self.note(name, slots, fill)
+
+    # --------------------------------------------------------------------------------------------------- undoing
 
     def snapshot(self) -> Restore:
         """Return a function that restores samples, facts, index, counters, both generators and the policy's state.
 
         What is overwritten from now on is noted, as long as the returned function lives: that takes the time of the
-        change, whatever the capacity.
+        change, whatever the capacity. Only the last snapshot is valid.
         """
-        changes, index, rows, policy = Changes(), self._index.snapshot(), self._rows.snapshot(), self._policy_snapshot()
+        changes, index, rows = Changes(), self._index.snapshot(), self._rows.snapshot()
         self._noting = weakref.ref(changes)  # type: ignore[method-assign]
-        facts, counts = dict(self._facts), (self.seen, self.changes)
+        held = {name: copy.copy(getattr(self, name)) for name in ("seen", "changes", "_facts", *self._policy)}
         generators = [(g.bit_generator, g.bit_generator.state) for g in (self._insertion, self._sampling)]
 
         def restore() -> None:
             changes.roll_back()
             index()
             rows()
-            policy()
-            self._facts = facts
-            self.seen, self.changes = counts
+            vars(self).update(held)
             for generator, state in generators:
                 generator.state = state
 
         return restore
-
-    def _policy_snapshot(self) -> Restore:
-        """Return a function that restores what the policy knows; `Changes` may note what takes long to copy."""
-        return lambda: None
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -265,52 +268,60 @@ class Memory(ABC):
         slots: Collection[int] | Tensor | None = None,
         predicate: Callable[[Batch], Tensor] | None = None,
     ) -> int:
-        """Remove rows for good and overwrite their bytes; returns how many the memory held.
+        """Remove samples for good and overwrite their bytes; returns how many the memory held.
 
-        Name them by the ``id`` they were added with, by slot, or by a predicate that is given rows as batches (of at
-        most 10,000) and answers with one boolean a row. The emptied slots stay open until the policy's own draw falls
-        on them, so the memory remains a fair sample of what may still be kept. In a memory-mapped file the bytes are
-        overwritten, and (by ids and predicate) in its journals too: going back to an earlier checkpoint does not
-        bring them back.
+        The emptied slots stay open until the policy's own draw falls on them, so the memory remains a fair sample of
+        what may still be stored. In a memory-mapped file the bytes are overwritten, and (by ids and predicate) in its
+        journals too: loading an earlier checkpoint does not bring them back. A call that fails can be repeated.
 
-        What this cannot do: the model's weights learned from the row, earlier checkpoints with rows inside still hold
-        it, and so may backups and the disk beneath the file system.
+        What this cannot do: the model's weights have learned from the sample, earlier checkpoints with samples inside
+        still hold it, and so may backups and the disk beneath the file system.
+
+        Args:
+            ids: The ids that the samples were added with.
+            slots: Their slots.
+            predicate: Gets samples as batches (of at most 10,000) and returns one boolean per sample.
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
-        names = None if ids is None else named_ids(ids)
+        names, file = None if ids is None else named_ids(ids), self._rows.file
         doomed = self._doomed(names, slots, predicate)
-        if len(doomed):
-            where = torch.from_numpy(doomed)
+        if file is not None and slots is None:
+            file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
+        for some in _parts(doomed):
+            with all_or_nothing(self) as commit:
+                self._remove(some)
+                commit(())
+        if file is not None:
+            file.sync()
+        return len(doomed)
+
+    def _remove(self, slots: Slots) -> None:
+        """Erase the samples at these slots."""
+        if len(slots):
+            where = torch.from_numpy(slots)
             self._rows.erase(where, self._noting())
             self._clear_facts(where)
-        if self._rows.file is not None:
-            if slots is None:
-                self._rows.file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
-            self._rows.file.sync()
-        if len(doomed):  # last: a call that failed can be repeated
-            self._index.clear(doomed, self._noting())
+            self._index.clear(slots, self._noting())
             self.changes += 1
-        return len(doomed)
 
     def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
         occupied = self._index.occupied()
         if slots is not None:
-            return np.asarray(np.intersect1d(occupied, slot_numbers(slots)))
-        parts = np.split(occupied, range(FORGET_ROWS, len(occupied), FORGET_ROWS)) if len(occupied) else []
-        doomed = [matching(self._at(torch.from_numpy(part)), ids, predicate).numpy() for part in parts]
-        return occupied[np.concatenate(doomed)] if doomed else occupied
+            return np.intersect1d(occupied, slot_numbers(slots))
+        held = ((part, self._at(torch.from_numpy(part))) for part in _parts(occupied))
+        return np.concatenate([occupied[:0], *(part[matching(batch, ids, predicate).numpy()] for part, batch in held)])
 
-    # -------------------------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------------------------------- reporting
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows that are held."""
-        return len(self) * self._rows.bytes_per_row
+        """The bytes of the stored samples."""
+        return len(self) * sum(column[0].numel() * column.element_size() for column in self._rows.leaves())
 
     def summary(self) -> dict[str, Any]:
-        """What is held: rows by class, by task and by age (rows seen since they arrived), and how many bytes."""
-        held = {"rows": len(self), "capacity": self.capacity, "seen": self.seen, "bytes": self.nbytes}
+        """Return what is stored: samples by class, by task and by age (samples seen since), and how many bytes."""
+        held = {"samples": len(self), "capacity": self.capacity, "seen": self.seen, "bytes": self.nbytes}
         if not len(self):
             return {**held, "classes": {}, "tasks": {}}
         slots, columns = torch.from_numpy(self._index.occupied()), self._rows.columns
@@ -325,43 +336,44 @@ class Memory(ABC):
     # ---------------------------------------------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything: rows, facts, the count of what was seen, both generators. Tensors and plain values only.
+        """Return everything: samples, facts, the count of what was seen, both generators; tensors and plain values.
 
-        Rows in a file of their own are not copied: the state says what is to be found there, and where to go back to.
+        Samples in a file are not copied: the state says what is to be found there, and where to return to.
         """
         used = int(self._index.occupied().max()) + 1 if len(self) else 0
-        index, file = self._index.state(), self._rows.file
-        inside = self._rows.x is not None and file is None
+        rows, file = self._rows, self._rows.file
+        inside = rows.x is not None and file is None
         return {
             "policy": type(self).__name__,
             "capacity": self.capacity,
             "seen": self.seen,
-            "x": tree_map(lambda leaf: leaf[:used].clone(), self._rows.x) if inside else None,
-            "columns": {name: column[:used].clone() for name, column in self._rows.columns.items()} if inside else {},
+            "x": tree_map(lambda leaf: leaf[:used].clone(), rows.x) if inside else None,
+            "columns": {name: column[:used].clone() for name, column in rows.columns.items()} if inside else {},
             "file": None if file is None or not file.is_open else file.checkpoint(),
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
-            "index": {
-                "tasks": list(index["tasks"]),
-                "counts": torch.as_tensor(index["counts"]),
-                "members": torch.as_tensor(index["members"]),
-            },
+            "index": self._index.state(),
             "insertion": json.dumps(self._insertion.bit_generator.state),
             "sampling": json.dumps(self._sampling.bit_generator.state),
             "own": self._policy_state(),
         }
 
     def confirm(self, state: dict[str, Any]) -> None:
-        """The state is safely on a disk; a memory in a file then lets go of what only older states need."""
+        """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
         if self._rows.file is not None and state["file"] is not None:
             self._rows.file.confirm(state["file"])
 
     def close(self) -> None:
-        """Let go of the file, if the rows are in one, for another memory to open; load a checkpoint to go on."""
+        """Close the file, if the samples are in one, for another memory to open; load a checkpoint to go on."""
         if self._rows.file is not None:
             self._rows.file.close()
             self._rows.x, self._rows.columns = None, {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned.
+
+        Raises:
+            CheckpointError: If it is of another policy or capacity, or its file cannot be restored.
+        """
         for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
                 raise CheckpointError(f"the saved memory has {name} {state[name]!r}, this one {own!r}")
@@ -369,8 +381,7 @@ class Memory(ABC):
         for name, (fill, values) in state["facts"].items():
             facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
             facts[name][1][: len(values)] = values
-        saved = state["index"]
-        index = TaskIndex.from_state(self.capacity, saved["tasks"], saved["counts"].numpy(), saved["members"].numpy())
+        index = TaskIndex.from_state(self.capacity, state["index"])
         rows, forgotten = self._load_rows(state, index.occupied())
         index.clear(forgotten)
         for fill, fact in facts.values():
@@ -382,21 +393,19 @@ class Memory(ABC):
         self._load_policy_state(state["own"])
 
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
-        """The rows of a state, and those of the occupied slots that were forgotten for good since."""
-        rows, nothing = Rows(self.capacity, self._rows.file), np.zeros(0, dtype=np.int64)
+        """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
+        rows, forgotten = Rows(self.capacity, self._rows.file), occupied[:0]
         if (state["file"] is None) != (rows.file is None) and len(occupied):
             inside, outside = ("its file", "the checkpoint") if rows.file else ("the checkpoint", "a file")
-            raise CheckpointError(f"the rows of the saved memory are in {outside}, this memory keeps them in {inside}")
+            raise CheckpointError(f"the saved memory's samples are in {outside}, this one keeps them in {inside}")
         if state["x"] is not None:
-            used = torch.arange(len(tree_leaves(state["x"])[0]))
             rows.allocate(state["x"], state["columns"])
-            rows.write(used, state["x"], state["columns"])
+            rows.write(torch.arange(len(tree_leaves(state["x"])[0])), state["x"], state["columns"])
         elif rows.file is not None and state["file"] is not None:
             rows.x, rows.columns, forgotten = rows.file.restore(state["file"], occupied)
-            return rows, np.intersect1d(forgotten, occupied)
         elif rows.file is not None:
             rows.file.close()
-        return rows, nothing
+        return rows, np.intersect1d(forgotten, occupied)
 
 
 def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
@@ -408,14 +417,12 @@ def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
 
 
 def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
-    columns = dict(columns)
-    y, task = columns.pop(TARGET), columns.pop(TASK)
-    columns.pop(ARRIVED, None)
-    return Batch(x, y, task, slots, columns)
+    own = columns.pop(TARGET), columns.pop(TASK), columns.pop(ARRIVED)
+    return Batch(x, own[0], own[1], slots, columns)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:
-    """The tasks to leave out; unknown ones (−1) are never left out."""
+    """Return the tasks to leave out; unknown ones (−1) are never left out."""
     if task is None:
         return set()
     if type(task) is int:
@@ -424,8 +431,12 @@ def _task_set(task: int | Tensor | None) -> set[int]:
     return set(values.reshape(-1).tolist()) - {-1}
 
 
+def _parts(slots: Slots) -> list[Slots]:
+    return np.split(slots, range(AT_ONCE, len(slots), AT_ONCE)) if len(slots) else []
+
+
 def _last_of_each(slots: Slots) -> Slots:
-    """Positions of the rows that end up kept, in order: the last one that drew each slot."""
+    """Return the positions of the samples that end up stored, in order: the last one that drew each slot."""
     kept = np.flatnonzero(slots >= 0)
     drawn = slots[kept]
     if len(set(drawn.tolist())) == len(drawn):

@@ -23,7 +23,7 @@ class Changes:
         self._undo.append(partial(values.__setitem__, where, before))
 
     def note_list(self, values: array[int], *positions: int) -> None:
-        """Note the length of a list and its entries at some positions."""
+        """Note the length of a list and its entries at some positions; it may then grow, or shrink by one."""
         self._undo.append(partial(_restore_list, values, len(values), {at: values[at] for at in positions}))
 
     def roll_back(self) -> None:

@@ -1,4 +1,4 @@
-"""Row ids: whole numbers, or strings known by their hash alone; a row may have none."""
+"""Ids of samples: integers, or strings of which only a hash is stored; a sample may have none."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ NO_ID: Final = -(2**63)
 
 
 def as_ids(values: Any) -> Tensor:
-    """Ids as the memory keeps them: whole numbers as they are, strings as 64 bits of their BLAKE2 hash.
+    """Return ids as the memory stores them: integers as they are, strings as 64 bits of their BLAKE2 hash.
 
-    The string itself is not kept. Two of a million strings share a hash with probability 3 · 10⁻⁸. None (kept as
-    −2⁶³) is for a row without an id, which nobody will ask for.
+    The string itself is not stored. Two of a million strings share a hash with probability 3 · 10⁻⁸. None (stored as
+    −2⁶³) stands for a sample without an id, which `forget` cannot name.
     """
     if isinstance(values, Tensor) and values.dtype == torch.int64:
         return values.detach().cpu()
     if isinstance(values, Tensor | np.ndarray):
         values = values.tolist()
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InvalidType(f"ids are whole numbers or strings, one a row; this is {values!r}")
+        raise InvalidType(f"ids must be integers or strings, one per sample; this is {values!r}")
     return torch.tensor([_as_id(value) for value in values], dtype=torch.int64)
 
 
-def one_id_per_sample(values: Any, rows: int) -> Tensor:
+def one_id_per_sample(values: Any, samples: int) -> Tensor:
+    """Return ids as the memory stores them, or refuse another number of them."""
     ids = as_ids(values)
-    if ids.shape != (rows,):
-        raise InvalidInput(f"there are ids of shape {tuple(ids.shape)} for {rows} rows; give one for each, or None")
+    if ids.shape != (samples,):
+        raise InvalidInput(f"ids have shape {tuple(ids.shape)} for {samples} samples; give one for each, or None")
     return ids
 
 
@@ -47,15 +48,16 @@ def with_ids(batch: Batch, ids: Any) -> Batch:
 
 
 def named_ids(values: Any) -> Tensor:
-    """Ids to look for: rows without one cannot be meant."""
+    """Return ids to look for; samples that have none cannot be meant."""
     ids = as_ids(values)
     if bool((ids == NO_ID).any()):
-        raise InvalidInput("None names no row; to remove rows that have no id, use a predicate or slots")
+        raise InvalidInput("None names no sample; to remove samples that have no id, use a predicate or slots")
     return ids
 
 
-def no_ids(rows: int) -> Tensor:
-    return torch.full((rows,), NO_ID)
+def no_ids(samples: int) -> Tensor:
+    """Return the column of samples that have no id."""
+    return torch.full((samples,), NO_ID)
 
 
 def _as_id(value: Any) -> int:
@@ -63,12 +65,10 @@ def _as_id(value: Any) -> int:
         return NO_ID
     if isinstance(value, str):
         return int.from_bytes(blake2b(value.encode(), digest_size=8).digest(), "little", signed=True)
-    if isinstance(value, bool | np.bool_):
-        raise InvalidType(f"an id is a whole number or a string, this is {value!r}")
     try:
-        number = operator.index(value)
+        number = operator.index(None if isinstance(value, bool | np.bool_) else value)  # type: ignore[arg-type]
     except TypeError as problem:
-        raise InvalidType(f"an id is a whole number or a string, this is {value!r}") from problem
+        raise InvalidType(f"an id must be an integer or a string; this is {value!r}") from problem
     if not -(2**63) <= number < 2**63:
         raise InvalidInput(f"the id {number} does not fit into 64 bits; give it as a string")
     return number

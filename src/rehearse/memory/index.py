@@ -1,10 +1,12 @@
-"""Which slots hold rows, by task: what makes sampling as cheap as the sample, however large the memory."""
+"""Which slots hold samples, by task: sampling costs what the sample costs, however large the memory."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..undo import Restore
@@ -12,20 +14,11 @@ from .changes import Changes
 
 Slots = NDArray[np.int64]
 
-EMPTY = -2  # the task of a slot that holds nothing; −1 is the task of a row whose task is unknown
-
-
-def draw_distinct(generator: np.random.Generator, population: int, n: int) -> Slots:
-    """``n`` distinct numbers below ``population``, every ordered choice equally likely.
-
-    numpy draws few from many by Floyd's method, in O(n), and otherwise shuffles a population of at most 10,000 or
-    50 n: the time is that of the sample, not of the memory.
-    """
-    return generator.choice(population, n, replace=False)
+EMPTY = -2  # the task of a slot that holds nothing; −1 is the task of a sample whose task is unknown
 
 
 class TaskIndex:
-    """The occupied slots, grouped by the task of their row.
+    """The occupied slots, grouped by the task of their sample.
 
     Each task has a stretch of one pool, dense with its slots, and every slot knows its place in that stretch, so
     that a slot leaves by moving the last one into its place. A stretch that is full moves to the end of the pool and
@@ -33,12 +26,12 @@ class TaskIndex:
     """
 
     def __init__(self, capacity: int) -> None:
+        """Start empty."""
         self.task = np.full(capacity, EMPTY, dtype=np.int64)
         self._place = np.zeros(capacity, dtype=np.int64)
-        self._row: dict[int, int] = {}  # task -> row of the three tables below
-        self._start = np.zeros(0, dtype=np.int64)  # of the task's stretch in the pool
-        self._room = np.zeros(0, dtype=np.int64)
-        self._counts = np.zeros(0, dtype=np.int64)
+        self._row: dict[int, int] = {}  # task -> row of the table below
+        # One row per task: where its stretch of the pool starts, its room, how many slots are in it.
+        self._start, self._room, self._counts = (np.zeros(0, dtype=np.int64) for _ in range(3))
         self._pool = np.empty(0, dtype=np.int64)
         self._used = 0  # of the pool
         self._total = 0
@@ -47,19 +40,18 @@ class TaskIndex:
         return self._total
 
     def occupied(self) -> Slots:
-        """All slots that hold rows, in ascending order. O(capacity): for whole-memory work, not for a step."""
+        """Return all slots that hold samples, in ascending order; O(capacity), so not for a step."""
         return np.flatnonzero(self.task != EMPTY)
 
     def count(self, excluded: Collection[int] = ()) -> int:
-        """How many rows there are outside the excluded tasks."""
-        return self._total - sum(int(self._counts[self._row[task]]) for task in set(excluded) if task in self._row)
+        """Return how many samples there are outside the excluded tasks."""
+        return self._total - sum(int(self._counts[row]) for row in self._rows(excluded))
 
     def put(self, slots: Slots, tasks: Slots, changes: Changes | None = None) -> None:
-        """Let the (distinct) slots hold rows of the given tasks, whatever they held before."""
+        """Let the (distinct) slots hold samples of the given tasks, whatever they held before."""
         self.clear(slots, changes)
         for task, of_task in _by_value(slots, tasks):
             self._append(task, of_task)
-        self.task[slots] = tasks
 
     def clear(self, slots: Slots, changes: Changes | None = None) -> None:
         """Empty the (distinct) slots."""
@@ -72,50 +64,51 @@ class TaskIndex:
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
-        """``n`` distinct slots of rows outside the excluded tasks (all of them where there are fewer)."""
-        counts = self._counts
-        leave_out = [self._row[task] for task in set(excluded) if task in self._row]
-        if leave_out:
+        """Return ``n`` distinct slots of samples outside the excluded tasks (all of them where there are fewer).
+
+        Every ordered choice is equally likely. numpy draws few from many by Floyd's method, in O(n), and otherwise
+        shuffles a population of at most 10,000 or 50 n: the time is that of the sample, not of the memory.
+        """
+        counts, left_out = self._counts, self._rows(excluded)
+        if left_out:
             counts = counts.copy()
-            counts[leave_out] = 0
+            counts[left_out] = 0
         ends = counts.cumsum()
         population = int(ends[-1]) if len(ends) else 0
-        ranks = draw_distinct(generator, population, min(n, population))
+        ranks = generator.choice(population, min(n, population), replace=False)
         rows = ends.searchsorted(ranks, side="right")
         slots: Slots = self._pool[ranks + (self._start - (ends - counts))[rows]]
         return slots
 
+    def _rows(self, tasks: Collection[int]) -> list[int]:
+        return [self._row[task] for task in set(tasks) if task in self._row]
+
     def _append(self, task: int, slots: Slots) -> None:
         row = self._row.setdefault(task, len(self._counts))
         if row == len(self._counts):
-            self._start, self._room, self._counts = (
-                np.append(table, 0) for table in (self._start, self._room, self._counts)
-            )
+            tables = (self._start, self._room, self._counts)
+            self._start, self._room, self._counts = (np.append(table, 0) for table in tables)
         size = int(self._counts[row])
         grown = size + len(slots)
         if grown > self._room[row]:
             self._move(row, max(16, 2 * grown))
         start = int(self._start[row])
         self._pool[start + size : start + grown] = slots
-        self._place[slots] = np.arange(size, grown)
+        self._place[slots], self.task[slots] = np.arange(size, grown), task
         self._counts[row] = grown
         self._total += len(slots)
 
     def _move(self, row: int, room: int) -> None:
-        """Give a task a larger stretch, at the end of the pool; a full pool is laid out anew, twice as large."""
+        """Give a task a larger stretch, at the end of the pool; a full pool is replaced by one of twice the size."""
         if self._used + room > len(self._pool):
-            self._lay_out(2 * (int(self._room.sum()) + room))
-        size, before, after = int(self._counts[row]), int(self._start[row]), self._used
-        self._pool[after : after + size] = self._pool[before : before + size]
-        self._start[row], self._room[row] = after, room
+            pool, starts = np.empty(2 * (int(self._room.sum()) + room), np.int64), self._room.cumsum() - self._room
+            for before, after, count in zip(self._start, starts, self._counts, strict=True):
+                pool[after : after + count] = self._pool[before : before + count]
+            self._pool, self._start, self._used = pool, starts, int(self._room.sum())
+        size, start = int(self._counts[row]), int(self._start[row])
+        self._pool[self._used : self._used + size] = self._pool[start : start + size]
+        self._start[row], self._room[row] = self._used, room
         self._used += room
-
-    def _lay_out(self, length: int) -> None:
-        pool = np.empty(length, dtype=np.int64)
-        starts = self._room.cumsum() - self._room
-        for before, after, size in zip(self._start, starts, self._counts, strict=True):
-            pool[after : after + size] = self._pool[before : before + size]
-        self._pool, self._start, self._used = pool, starts, int(self._room.sum())
 
     def _remove(self, task: int, slots: Slots, changes: Changes | None = None) -> None:
         row = self._row[task]
@@ -141,31 +134,28 @@ class TaskIndex:
         tables |= {name: getattr(self, name) for name in ("_pool", "_used", "_total")}
         return lambda: vars(self).update(tables)
 
-    # The order inside the arrays decides what a draw gives, so it belongs to the state.
-
-    def state(self) -> dict[str, list[int] | Slots]:
+    def state(self) -> dict[str, Any]:
+        """Return the slots of each task, in the order that decides what a draw gives."""
         stretches = zip(self._start, self._counts, strict=True)
         members = [self._pool[start : start + count] for start, count in stretches]
         return {
             "tasks": list(self._row),
-            "counts": self._counts.copy(),
-            "members": np.concatenate(members) if members else np.zeros(0, dtype=np.int64),
+            "counts": torch.as_tensor(self._counts.copy()),
+            "members": torch.as_tensor(np.concatenate([self._pool[:0], *members])),
         }
 
     @classmethod
-    def from_state(cls, capacity: int, tasks: Collection[int], counts: Slots, members: Slots) -> TaskIndex:
+    def from_state(cls, capacity: int, state: dict[str, Any]) -> TaskIndex:
+        """Return an index that draws as the one that `state` described."""
         index = cls(capacity)
-        start = 0
-        for task, count in zip(tasks, counts, strict=True):
-            slots = members[start : start + int(count)]
-            index._append(int(task), slots)
-            index.task[slots] = task
-            start += int(count)
+        members = torch.split(state["members"], state["counts"].tolist())
+        for task, slots in zip(state["tasks"], members, strict=True):
+            index._append(int(task), slots.numpy())
         return index
 
 
 def _by_value(slots: Slots, values: Slots) -> Iterator[tuple[int, Slots]]:
-    """The slots of each value that occurs, values ascending; most often there is only one."""
+    """Yield the slots of each value that occurs, values ascending; most often there is only one."""
     distinct = sorted(set(values.tolist()))
     for value in distinct:
         yield value, slots if len(distinct) == 1 else slots[values == value]

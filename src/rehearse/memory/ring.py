@@ -1,4 +1,4 @@
-"""The last rows seen."""
+"""The last samples seen."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .index import Slots
 
 
 class RingMemory(Memory):
-    """The last ``capacity`` rows of the stream, exactly: row t lives in slot t mod capacity until row t + capacity.
+    """The last ``capacity`` samples of the stream: sample t is in slot t mod capacity until sample t + capacity comes.
 
-    Nothing is left to chance. A slot emptied by `forget` stays open until the ring comes round to it, so what is held
-    is always the last rows seen without the forgotten ones.
+    Nothing is random. A slot emptied by `forget` stays open until the ring comes round to it, so the memory always
+    holds the last samples seen without the forgotten ones.
     """
 
     def _place(self, batch: Batch) -> Slots:

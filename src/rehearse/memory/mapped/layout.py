@@ -1,4 +1,4 @@
-"""How a row lies in a file: every column at an offset, the row padded to whole words."""
+"""How a sample lies in a row of the file: every column at an offset, the row padded to whole words."""
 
 from __future__ import annotations
 
@@ -11,27 +11,13 @@ from torch import Tensor
 from ...batch import Tree, tree_map
 
 WORD: Final = 8  # bytes; every column starts at a multiple, so that any dtype can be viewed in place
-DTYPES: Final = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.uint8,
-        torch.int8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.bool,
-    )
-}
 
 
 class Layout:
     """Dtype, shape and offset of every column. ``text`` describes it whole: what a file's header says."""
 
     def __init__(self, text: str) -> None:
+        """Read a description."""
         self.text = text
         described = json.loads(text)
         self.row_bytes = int(described["row_bytes"])
@@ -39,26 +25,23 @@ class Layout:
 
     @classmethod
     def of(cls, x: Tree, columns: dict[str, Tensor]) -> Layout:
-        """The layout for rows that look like these."""
+        """Return the layout for samples that look like these."""
         offset = 0
 
-        def leaf(rows: Tensor) -> list[Any]:
+        def leaf(samples: Tensor) -> list[Any]:
             nonlocal offset
-            place = [str(rows.dtype).removeprefix("torch."), list(rows.shape[1:]), offset]
-            offset += -(-rows[0].numel() * rows.element_size() // WORD) * WORD
+            place = [str(samples.dtype).removeprefix("torch."), list(samples.shape[1:]), offset]
+            offset += -(-samples[0].numel() * samples.element_size() // WORD) * WORD
             return place
 
-        described = {
-            "x": _describe(tree_map(leaf, x)),
-            "columns": {name: {"leaf": leaf(column)} for name, column in columns.items()},
-        }
-        return cls(json.dumps({"row_bytes": offset, **described}, sort_keys=True))
+        described = _describe(tree_map(leaf, x)), {name: {"leaf": leaf(column)} for name, column in columns.items()}
+        return cls(json.dumps({"row_bytes": offset, "x": described[0], "columns": described[1]}, sort_keys=True))
 
     def views(self, raw: Tensor) -> tuple[Tree, dict[str, Tensor]]:
-        """The columns of rows given as bytes, without copying."""
+        """Return the columns of rows given as bytes, without copying."""
 
         def leaf(dtype_name: str, shape: list[int], offset: int) -> Tensor:
-            dtype = DTYPES[dtype_name]
+            dtype: torch.dtype = getattr(torch, dtype_name)
             size = torch.Size(shape).numel() * dtype.itemsize
             part = raw[:, offset : offset + size]
             values = part.view(dtype) if size else torch.empty(len(raw), 0, dtype=dtype)
