@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,8 +89,8 @@ class Rows:
         if self.file is not None:
             self.x, self.columns = self.file.start(x, columns)
         else:
-            self.x = tree_map(self._empty_like, x)
-            self.columns = {name: self._empty_like(column) for name, column in columns.items()}
+            self.x = tree_map(self._zeros_like, x)
+            self.columns = {name: self._zeros_like(column) for name, column in columns.items()}
 
     def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor], changes: Changes | None = None) -> None:
         """Write samples, after noting what they overwrite."""
@@ -139,8 +141,11 @@ class Rows:
         columns = {name: pick(column, slots) for name, column in self.columns.items()}
         return tree_map(lambda held: pick(held, slots), self.x), columns
 
-    def _empty_like(self, samples: Tensor) -> Tensor:
-        return torch.empty((self.capacity, *samples.shape[1:]), dtype=samples.dtype)
+    def _zeros_like(self, samples: Tensor) -> Tensor:
+        """Return a column of zeros; numpy's take no room before they are written, torch's do."""
+        shape = (self.capacity, *samples.shape[1:])
+        raw = np.zeros(math.prod(shape) * samples.element_size(), dtype=np.uint8)
+        return torch.from_numpy(raw).view(samples.dtype).view(shape)
 
 
 def _check_tree(x: Tree, held: Tree, where: str) -> None:
