@@ -6,12 +6,14 @@ import hashlib
 import io
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ from rehearse.checkpoint import HEADER, MAGIC, VERSION, read_state, write_state
 from rehearse.errors import CheckpointError, InvalidType
 from sameness import assert_same, frozen
 
+SAVED_BY_VERSION_1 = Path(__file__).parent / "saved_by_version_1" / "learner"
 STATE = {
     "tensor": torch.arange(6.0).view(2, 3),
     "bytes": torch.arange(5, dtype=torch.uint8),
@@ -68,7 +71,7 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path: Path, value: Any) 
     assert os.listdir(tmp_path) == []
 
 
-def test_a_learner_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_learner_resumes_bit_for_bit(tmp_path: Path) -> None:
     one, other = learner(), learner()
     observe(one, 0, 8)
     rehearse.save(one, tmp_path / "checkpoint")
@@ -144,6 +147,18 @@ def test_a_newer_version_is_told_from_damage(checkpoint: Path) -> None:
     refused(checkpoint, f"format version {VERSION + 1}, written by a newer")
 
 
+def test_a_file_of_an_earlier_version_is_refused_with_what_to_do() -> None:
+    """Version 1, as the first edition wrote it, of a learner that fits."""
+    refused(SAVED_BY_VERSION_1, "earlier version of rehearse, and this one cannot read it: load it with that version")
+
+
+def test_a_damaged_file_of_an_earlier_version_is_damaged(tmp_path: Path) -> None:
+    content = bytearray(SAVED_BY_VERSION_1.read_bytes())
+    content[-100] ^= 1
+    (tmp_path / "file").write_bytes(content)
+    refused(tmp_path / "file", "damaged")
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something", b"x" * 5000])
 def test_a_foreign_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
@@ -156,7 +171,7 @@ def test_torch_s_own_file_is_foreign(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_directory(tmp_path: Path) -> None:
-    refused(tmp_path / "none", "there is no file")
+    refused(tmp_path / "none", "cannot read .*No such file")
     refused(tmp_path, "cannot read")
 
 
@@ -203,12 +218,14 @@ def test_another_model_another_method_another_memory(tmp_path: Path) -> None:
         refused(tmp_path / "checkpoint", word)
 
 
-@pytest.mark.parametrize("part", ["model", "optimizer", "random", "task", "moves", "own"])
+@pytest.mark.parametrize(
+    "part", ["network", "model", "buffers", "optimizer", "random", "progress", "batchnorm", "memory", "own"]
+)
 def test_a_part_that_is_missing_is_an_error(tmp_path: Path, part: str) -> None:
     one = learner()
     observe(one, 0, 3)
     state = one.state_dict()
-    del state[part]
+    del (state if part in state else state["network"])[part]
     write_state(tmp_path / "file", {"content": "learner", "state": state})
     refused(tmp_path / "file", part)
 
@@ -280,6 +297,20 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "folder").chmod(0o755)
     assert "cannot write" in message
     assert os.listdir(tmp_path / "folder") == ["state"]
+
+
+def test_numpy_numbers_are_saved_and_the_file_has_the_mode_of_the_process(tmp_path: Path) -> None:
+    """As the rate of an optimizer, say; torch's loader would refuse them."""
+    model = nn.Linear(4, 3)
+    one = Replay(model, torch.optim.SGD(model.parameters(), np.float64(0.1)), ReservoirMemory(8))
+    observe(one, 0, 2)
+    mask = os.umask(0o022)
+    try:
+        rehearse.save(one, tmp_path / "saved")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "saved").stat().st_mode) == 0o644
+    rehearse.load(tmp_path / "saved", into=one)
 
 
 def test_no_directory(tmp_path: Path) -> None:

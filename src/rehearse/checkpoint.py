@@ -1,8 +1,8 @@
 """Save and load: atomically, verified, and safe to read from anybody.
 
-A file is a header (magic, format version, SHA-256 of all that is not the digest itself) and a payload in torch's own
-format, read with ``weights_only=True``: tensors and plain values, never code. The digest is over the whole file
-because torch's loader accepts most single flipped bits without a word.
+A file is a header (magic, format version, SHA-256 of everything but the digest itself) and a payload in torch's own
+format, read with ``weights_only=True``: tensors and plain values, never code. The digest covers the whole file because
+torch's loader silently accepts most single flipped bits.
 """
 
 from __future__ import annotations
@@ -25,16 +25,22 @@ from .files import replacing
 from .learners import Learner
 
 MAGIC: Final = b"REHEARSE"
-VERSION: Final = 1
-# The same in every version, so that a newer file can be told from a damaged one.
-HEADER: Final = struct.Struct("<8sI32s")
+VERSION: Final = 2
+HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, to tell another version from damage
 LEARNER: Final = "learner"
+OLDER: Final = (
+    "was written by an earlier version of rehearse, and this one cannot read it: load it with that version, or build "
+    "a new learner around the model and refill its memory with learner.remember()"
+)
 
 
 def save(learner: Learner, path: str | os.PathLike[str]) -> None:
-    """Write everything the learner knows to ``path``: model, optimiser, memory, random state.
+    """Write everything that decides what the learner does next: model, optimizer, memory, random state.
 
     The file appears whole or not at all; an older one at the same place stays until the new one is safely written.
+
+    Raises:
+        CheckpointError: If the file cannot be written.
     """
     if not isinstance(learner, Learner):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
@@ -44,10 +50,15 @@ def save(learner: Learner, path: str | os.PathLike[str]) -> None:
 
 
 def load(path: str | os.PathLike[str], into: Learner) -> None:
-    """Make the learner what it was when it was saved; it goes on bit for bit.
+    """Restore a saved learner; it resumes bit for bit.
 
-    ``into`` is a learner built the way the saved one was. A file that is damaged, foreign, of a newer version or made
-    for another learner is refused with a `CheckpointError` that says which, and the learner stays as it was.
+    Args:
+        path: What `save` wrote.
+        into: A learner built the way the saved one was.
+
+    Raises:
+        CheckpointError: If the file is damaged, foreign, of another version or made for another learner; the learner
+            stays as it was.
     """
     content = read_state(path)
     if content.get("content") != LEARNER or not isinstance(content.get("state"), dict):
@@ -73,11 +84,13 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `write_state` wrote, on the CPU, or a `CheckpointError` that says what is wrong with the file."""
+    """Return what `write_state` wrote, on the CPU.
+
+    Raises:
+        CheckpointError: If there is something wrong with the file; the message says what.
+    """
     try:
         content = Path(path).read_bytes()
-    except FileNotFoundError as problem:
-        raise CheckpointError(f"there is no file {path}") from problem
     except OSError as problem:
         raise CheckpointError(f"cannot read {path}: {problem.strerror}") from problem
     if content[: len(MAGIC)] != MAGIC:
@@ -88,16 +101,13 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
     payload = memoryview(content)[HEADER.size :]
     if _digest(version, payload) != digest:
         raise CheckpointError(f"{path} is damaged: its contents do not match its checksum (truncated or altered)")
-    if version > VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version}, written by a newer rehearse; this one reads up to {VERSION}"
-        )
+    if version != VERSION:
+        newer = f"has format version {version}, written by a newer rehearse; this one reads version {VERSION}"
+        raise CheckpointError(f"{path} {newer if version > VERSION else OLDER}")
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as problem:
-        raise CheckpointError(
-            f"{path} holds more than tensors and plain values, or none of them: {problem}"
-        ) from problem
+        raise CheckpointError(f"{path} holds more than tensors and plain values, or nothing: {problem}") from problem
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state")
     return state
@@ -110,7 +120,7 @@ def _digest(version: int, payload: memoryview) -> bytes:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """The value without what cannot be read back safely: a refusal here is better than one at loading."""
+    """Return the value as it can be read back safely; refusing here is better than refusing at loading."""
     if isinstance(value, Tensor):
         value = value.detach()
         # torch writes the whole storage behind a view

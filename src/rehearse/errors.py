@@ -1,10 +1,10 @@
-"""Everything that `rehearse` refuses, by name: one family, each also the builtin that fits."""
+"""The errors of rehearse: one family, each also the builtin that fits."""
 
 from __future__ import annotations
 
 
 class RehearseError(Exception):
-    """Whatever `rehearse` refuses derives from this."""
+    """The base of all errors that rehearse raises on purpose."""
 
 
 class InvalidInput(RehearseError, ValueError):
@@ -12,11 +12,11 @@ class InvalidInput(RehearseError, ValueError):
 
 
 class NotFinite(InvalidInput):
-    """Finite input of which a loss or a gradient came that is no finite number."""
+    """A loss or a gradient that is not finite although the input is."""
 
 
 class InvalidType(RehearseError, TypeError):
-    """A value of a kind that cannot be used."""
+    """A value of a type that cannot be used."""
 
 
 class DataError(RehearseError, ValueError):
@@ -24,11 +24,12 @@ class DataError(RehearseError, ValueError):
 
 
 class CheckpointError(RehearseError, ValueError):
-    """A saved file that is damaged, foreign, of a newer version, or made for another learner."""
+    """A saved file that is damaged, foreign, of another version, or made for another learner."""
 
 
 class MissingExtra(RehearseError, ImportError):
     """An optional dependency that is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
+        """Name the package, and the extra that installs it."""
         super().__init__(f"{package} is not installed; it comes with the extra: rehearse-torch[{extra}]")

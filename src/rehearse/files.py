@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: whatever kills the process, the old one or the new one is there."""
+"""Atomic files: whatever kills the process, the old file or the new one is there, complete."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import IO, Any
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[io.BufferedWriter]:
-    """A file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
+    """Open a file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
 
-    A link stays a link, and a file keeps its mode. Whatever the system refuses, it refuses in the name of ``path``.
+    A link stays a link, and a file keeps its mode. Errors of the system name ``path``.
     """
     temporary = None
     try:
@@ -28,7 +28,11 @@ def replacing(path: Path) -> Iterator[io.BufferedWriter]:
             os.fsync(file.fileno())
         os.chmod(temporary, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
         os.replace(temporary, place)
-        _sync_directory(place.parent)
+        directory = os.open(place.parent, os.O_RDONLY)  # a renamed file is safe only when its directory is synced too
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     except BaseException as problem:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -39,7 +43,7 @@ def replacing(path: Path) -> Iterator[io.BufferedWriter]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """The text as a file, in the place of what was there; a pipe or a terminal takes it as it comes."""
+    """Write a text file, replacing what was there; a pipe or a terminal is written to directly."""
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, "utf-8")
         return
@@ -48,7 +52,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def lock(file: IO[Any]) -> bool:
-    """Whether an open file is locked for this process now; the system lets go of it however the process ends."""
+    """Lock an open file for this process, if no other has; the system unlocks it however the process ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -57,22 +61,13 @@ def lock(file: IO[Any]) -> bool:
 
 
 def remove_unfinished(path: Path) -> None:
-    """What a process left that was killed while it wrote ``path``."""
+    """Remove what a process left that was killed while it wrote ``path``."""
     for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
         unfinished.unlink(missing_ok=True)
 
 
 def _umask() -> int:
-    """The process's mask for new files, which can only be read by setting it."""
+    """Return the process's mask for new files, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
-
-
-def _sync_directory(path: Path) -> None:
-    """A renamed file is safe only when its directory is on the disk too."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -144,8 +144,9 @@ class Rows:
     def _zeros_like(self, samples: Tensor) -> Tensor:
         """Return a column of zeros; numpy's take no room before they are written, torch's do."""
         shape = (self.capacity, *samples.shape[1:])
-        raw = np.zeros(math.prod(shape) * samples.element_size(), dtype=np.uint8)
-        return torch.from_numpy(raw).view(samples.dtype).view(shape)
+        numbers = math.prod(shape)
+        raw = np.zeros((numbers + 1) * samples.element_size(), dtype=np.uint8)  # torch cannot view no bytes
+        return torch.from_numpy(raw).view(samples.dtype)[:numbers].view(shape)
 
 
 def _check_tree(x: Tree, held: Tree, where: str) -> None:
