@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import call
@@ -27,6 +28,9 @@ from .undo import Operations, Restore
 
 Parameter = tuple[Tensor, dict[str, Any]]  # a parameter and its optimizer group
 VirtualStep = Literal["sgd", "optimizer"]
+FULL = contextlib.nullcontext()
+# Without autocast's cache of weights: an interrupt could leave an old one in it.
+reduced = partial(torch.autocast, cache_enabled=False)
 TROUBLE = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, ZeroDivisionError)
 """What a user's module raises for inputs that it cannot take."""
 
@@ -89,13 +93,24 @@ class Network:
         if self.precision.training == torch.bfloat16 and install is not None:
             self._trained = Twin(model, install, shared=True)
         self._saved: list[Restore] = []
+        self._mode: Mode | None = None  # inside `looking`
         self.least_outputs = outputs(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy or a pickle takes no undo along."""
+        return {**vars(self), "_saved": []}
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        parameter = next(self.model.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        waiting: list[nn.Module | None] = [self.model]  # not `parameters()`, which takes ten times as long
+        while waiting:
+            if (module := waiting.pop()) is not None:
+                for parameter in module._parameters.values():
+                    if parameter is not None:
+                        return parameter.device
+                waiting += reversed(module._modules.values())
+        return torch.device("cpu")
 
     # ------------------------------------------------------------------------------------------------------ passes
 
@@ -109,7 +124,7 @@ class Network:
             InvalidType: If it returns anything but a tensor.
         """
         logits = self.ask("forward", x, tensors, dtype)
-        samples = len(tree_leaves(x)[0])
+        samples = tree_leaves(x)[0].shape[0]
         if not isinstance(logits, Tensor):
             raise InvalidType(f"the {self.name} must return one tensor of logits; it returned {type(logits).__name__}")
         if logits.ndim == 0 or logits.shape[0] != samples:
@@ -141,14 +156,13 @@ class Network:
             x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
         arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         dtype = dtype or self.precision.training
-        # Without autocast's cache of weights: an interrupt could leave an old one in it.
-        autocast = partial(torch.autocast, self.device.type, dtype, cache_enabled=False)
-        called, own = self.model, None
+        called, live = self.model, tensors is not None and self.twin.module is self.model
+        own = self.twin.own_tensors() if live else []
         try:
-            with contextlib.nullcontext() if dtype == torch.float32 else autocast():
+            with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
                 if tensors is not None:
                     called = self.twin.module
-                    own = self.twin.place(tensors)
+                    self.twin.place(tensors)
                 elif self._trained is not None:
                     called = self._trained.in_mode("training")
                 found = (called if method == "forward" else getattr(called, method))(*arguments, **keywords)
@@ -158,9 +172,9 @@ class Network:
             what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
             raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
         finally:
-            if own is not None:
+            if live:
                 self.twin.put_back(own)
-        self.samples_passed += len(tree_leaves(x)[0])
+        self.samples_passed += tree_leaves(x)[0].shape[0]
         return found
 
     @contextlib.contextmanager
@@ -176,15 +190,19 @@ class Network:
 
     @contextlib.contextmanager
     def looking(self, mode: Mode) -> Iterator[None]:
-        """Set the twin to a mode (see `Twin.set_mode`), for calls with ``tensors``. Blocks do not nest."""
+        """Set the twin to a mode (see `Twin.set_mode`), for calls with ``tensors``."""
         self.twin.follow()
         live = self.twin.module is self.model  # a model that cannot be copied
         modes = [(module, module.training) for module in self.model.modules()] if live else []
+        outer, self._mode = self._mode, mode
         try:
             self.twin.set_mode(mode)
             with torch.set_grad_enabled(mode == "training"):
                 yield
         finally:
+            self._mode = outer
+            if outer is not None and not live:
+                self.twin.set_mode(outer)
             for module, training in modes:
                 module.training = training
 
@@ -203,12 +221,14 @@ class Network:
         self, x: Tree, tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the logits, and what entered the module called ``name``; inside `looking`."""
-        seen: list[Tensor] = []
-        hook = self.twin.module.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        seen, head = deque[Tensor](maxlen=1), self.twin.module.get_submodule(name)
+        hook = None
         try:
+            hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
             return self(x, tensors, dtype), seen[-1]
         finally:
-            hook.remove()
+            if hook is not None:
+                hook.remove()
 
     # --------------------------------------------------------------------------------------------- gradient and step
 
@@ -362,7 +382,8 @@ class Network:
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     """Turn bytes into floats in [0, 1], and floats and booleans into ``dtype``; other integers (token ids) stay."""
     x = tree_map(lambda leaf: leaf.to(dtype).div_(255) if leaf.dtype == torch.uint8 else leaf, x)
-    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() or leaf.dtype == torch.bool else leaf, x)
+    real = {torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64} - {dtype}
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.dtype in real else leaf, x)
 
 
 def finite(loss: Tensor) -> float:

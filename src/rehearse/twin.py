@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from operator import eq
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Mode = Literal["scoring", "evaluation", "training"]
 Held = dict[str, Any]
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PARTS = ("_modules", "_parameters", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Of a module: dicts whose entries change without the dict being replaced."""
+
+
+class Place(NamedTuple):
+    """Where a tensor is: in which dict of the model, in which of the copy, under which key, and its name."""
+
+    live: Held
+    own: Held
+    key: str
+    name: str
+    is_buffer: bool
 
 
 class Twin:
@@ -20,9 +32,9 @@ class Twin:
 
     Scoring, look-ahead, prediction and diagnosis use it. Modes, buffers and parameters of the model itself never
     change, not even for a moment, so that other threads and interrupts find it as it is. The copy is renewed when a
-    module, a hook or an attribute of the model changes (`Dropout.p`, say); modes, shapes and ``requires_grad`` need no
-    renewal. A model that cannot be copied is called itself, with its own tensors and modes restored afterwards; that
-    is safe under the learner's lock alone.
+    module, a parameter object, a hook or an attribute of the model changes (`Dropout.p`, say); modes, values, shapes
+    and ``requires_grad`` need no renewal. A model that cannot be copied is called itself, with its own tensors and
+    modes restored afterwards; that is safe under the learner's lock alone.
     """
 
     def __init__(
@@ -38,10 +50,11 @@ class Twin:
         self.model = self.module = model
         self._install, self._shared = install, shared
         self._live: list[nn.Module] = []
-        self._attributes: list[Held] = []
-        self._hooks: list[list[int]] = []
+        self._watched: list[Any] = []  # all dicts of the model's modules, and the keys of their buffers
+        self._known: list[Any] = []  # the same, as they were when it was copied
         self._modules: list[nn.Module] = []
-        self._places: list[tuple[Held, Held, str, str, bool]] = []
+        self._places: list[Place] = []
+        self._modes: tuple[Mode, list[bool]] | None = None  # of the copy: which mode, for which modes of the model
         self.has_batchnorm = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -50,17 +63,14 @@ class Twin:
 
     def follow(self) -> None:
         """Renew the copy if the model has changed."""
-        live = _modules(self.model)
-        hooks = [[*module._forward_hooks, *module._forward_pre_hooks] for module in live]
+        for module, attributes in zip(self._live, self._known, strict=False):
+            attributes["training"] = module.training
         try:
-            same = live == self._live and hooks == self._hooks
-            for module, before in zip(live, self._attributes if same else (), strict=same):
-                before["training"] = module.training
-                same = same and module.__dict__ == before
+            same = bool(self._known) and all(map(eq, self._watched, self._known))
         except (RuntimeError, ValueError):  # another tensor or array among the attributes
             same = False
         if not same:
-            self._renew(live, hooks)
+            self._renew()
 
     def set_mode(self, mode: Mode) -> None:
         """Set the modes of the copy.
@@ -70,12 +80,15 @@ class Twin:
                 ``training`` is train mode. Modules that the user froze (in eval mode inside a model in train mode)
                 remain so.
         """
-        training = self.model.training
-        for live, own in zip(self._live, self._modules, strict=True):
+        live = [module.training for module in self._live]
+        if (mode, live) == self._modes and self.module is not self.model:
+            return
+        self._modes = None
+        for frozen, own in zip(live, self._modules, strict=True):
             wanted = mode == "training" or (mode == "scoring" and isinstance(own, _BatchNorm))
-            wanted = wanted and (live.training or not training)
-            if own.training != wanted:
-                object.__setattr__(own, "training", wanted)  # nn.Module's own looks for parameters first
+            # nn.Module's own __setattr__ looks for parameters first
+            object.__setattr__(own, "training", wanted and (frozen or not live[0]))
+        self._modes = mode, live
 
     def in_mode(self, mode: Mode) -> nn.Module:
         """Return the copy, up to date and in this mode."""
@@ -85,57 +98,52 @@ class Twin:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the model's parameters and copies of its buffers, by name."""
-        return {
-            name: held[key].clone() if is_buffer else held[key]
-            for held, _, key, name, is_buffer in self._places
-            if held.get(key) is not None
-        }
+        found: dict[str, Tensor] = {}
+        for held, _, key, name, is_buffer in self._places:
+            tensor = held.get(key)
+            if tensor is not None:
+                found[name] = tensor.clone() if is_buffer else tensor
+        return found
 
-    def place(self, tensors: Mapping[str, Tensor]) -> list[Tensor] | None:
-        """Let the copy compute with these tensors; returns the model's own if there is no copy, for `put_back`."""
-        own = [held[key] for held, _, key, _, _ in self._places] if self.module is self.model else None
+    def place(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let the copy compute with these tensors."""
         for _, held, key, name, _ in self._places:
             held[key] = tensors.get(name)
-        return own
 
-    def put_back(self, own: list[Tensor] | None) -> None:
-        """Restore the model's own tensors, if the model itself was called."""
-        for (_, held, key, _, _), tensor in zip(self._places, own or (), strict=False):
-            held[key] = tensor
+    def own_tensors(self) -> list[Any]:
+        """Return the model's own tensors, to `put_back` after a call of a model that cannot be copied."""
+        return [place.live.get(place.key) for place in self._places]
 
-    def _renew(self, live: list[nn.Module], hooks: list[list[int]]) -> None:
+    def put_back(self, own: list[Any]) -> None:
+        """Restore what `own_tensors` returned."""
+        for place, tensor in zip(self._places, own, strict=False):
+            place.live[place.key] = tensor
+
+    def _renew(self) -> None:
+        live = list(self.model.modules())
+        held = [vars(module) for module in live] + [vars(module)[part] for module in live for part in PARTS]
+        keys = [module._buffers.keys() for module in live]
+        known = [*map(dict, held), *map(frozenset, keys)]
         tensors = [*self.model.parameters(), *self.model.buffers()]
         memo: dict[int, Any] = {id(t): t if self._shared else torch.empty_like(t, device="meta") for t in tensors}
         try:
-            self.module = copy.deepcopy(self.model, memo)
+            module = copy.deepcopy(self.model, memo)
             if self._install is not None:
-                self._install(self.module)
+                self._install(module)
         except Exception:  # whatever a user's module raises
-            self.module = self.model
-        self._live, self._hooks, self._attributes = live, hooks, [dict(module.__dict__) for module in live]
-        self._modules = _modules(self.module)
+            module = self.model
+        modules = list(module.modules())
         names = {id(module): name for name, module in self.model.named_modules()}
         first: dict[int, str] = {}  # a tensor in several places has one name, its first, as in `named_parameters`
-        self._places = []
-        for module, own in zip(live, self._modules, strict=True):
-            for held, twins, is_buffer in (
-                (module._parameters, own._parameters, 0),
-                (module._buffers, own._buffers, 1),
-            ):
-                for key, tensor in held.items():
-                    if tensor is not None:
-                        name = first.setdefault(id(tensor), f"{names[id(module)]}.{key}".lstrip("."))
-                        self._places.append((held, twins, key, name, bool(is_buffer)))
+        places = []
+        for one, other in zip(live, modules, strict=True):
+            for key, tensor in [*one._parameters.items(), *one._buffers.items()]:
+                name, is_buffer = f"{names[id(one)]}.{key}".lstrip("."), key in one._buffers
+                part = "_buffers" if is_buffer else "_parameters"
+                name = name if tensor is None else first.setdefault(id(tensor), name)
+                places.append(Place(vars(one)[part], vars(other)[part], key, name, is_buffer))
         self.has_batchnorm = any(isinstance(module, _BatchNorm) for module in live)
-
-
-def _modules(model: nn.Module) -> list[nn.Module]:
-    """Return what ``model.modules()`` does, in a third of its time."""
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            waiting += reversed(module._modules.values())
-    return list(found)
+        # Last and at once: an interrupt must not leave half a copy.
+        self.module, self._modules, self._places, self._modes, self._live, self._watched, self._known = (
+            module, modules, places, None, live, [*held, *keys], known
+        )  # fmt: skip

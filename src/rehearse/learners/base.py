@@ -209,14 +209,15 @@ class Learner(ABC):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _evaluate(self, x: Tree) -> Tensor:
-        return self._pass(x, self._statistics())
+        return self._pass(x)
 
-    def _pass(self, x: Tree, statistics: dict[str, Tensor]) -> Tensor:
-        """Pass inputs in eval mode, with these buffers in place of the model's own."""
+    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
+        """Pass inputs in eval mode, with these buffers in place of the model's own; by default the policy's."""
         network = self.network
         with network.looking("evaluation"):
             tensors = network.twin.tensors()
-            return at_least_float32(network(self._ready(x), tensors | statistics if statistics else tensors))
+            tensors |= self._statistics() if statistics is None else statistics
+            return at_least_float32(network(self._ready(x), tensors))
 
     def _ready(self, x: Tree) -> Tree:
         """Return inputs as the model takes them."""
@@ -227,7 +228,7 @@ class Learner(ABC):
 
     def _statistics(self) -> dict[str, Tensor]:
         """Return the batch-norm statistics to predict with, as far as they are not the model's own."""
-        if self.memory is None or not self.network.has_batchnorm:
+        if self.memory is None or not self.network.twin.has_batchnorm:
             return {}
         return self.batchnorm.statistics(self.model, self.memory, self._move_buffers)
 
