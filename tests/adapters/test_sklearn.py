@@ -93,15 +93,15 @@ def test_classes_one_after_the_other_are_all_known_in_the_end():
     assert almost_none.score(X[first], y[first]) < 0.5
 
 
-def test_fit_starts_anew_and_partial_fit_goes_on(blobs):
+def test_fit_resets_the_model_and_partial_fit_continues(blobs):
     X, y = blobs
     model = RehearsalClassifier(random_state=0, epochs=2).fit(X, y)
     once = weights(model)
     model.partial_fit(X, y)
-    assert model.learner_.rows_observed == 3 * len(X)
+    assert model.learner_.samples_observed == 3 * len(X)
     assert not same(weights(model), once)
     model.fit(X, y)
-    assert model.learner_.rows_observed == 2 * len(X)
+    assert model.learner_.samples_observed == 2 * len(X)
     assert same(weights(model), once)
 
 
@@ -127,7 +127,7 @@ def test_a_new_label_is_sorted_in_and_the_old_outputs_stay(blobs):
     assert model.classes_.tolist() == ["ant", "horse", "mouse", "zebra"]
     assert torch.equal(model.learner_.model.head.weight[:2], head)
     after = model.predict_proba(X[old])[:, 2:]
-    np.testing.assert_allclose(after / after.sum(1, keepdims=True), before, rtol=1e-5)  # scores are float32
+    np.testing.assert_allclose(after / after.sum(1, keepdims=True), before, rtol=1e-5)  # logits are float32
     for _ in range(5):
         model.partial_fit(X[~old], names[~old])
     assert model.score(X, names) > 0.9
@@ -136,7 +136,7 @@ def test_a_new_label_is_sorted_in_and_the_old_outputs_stay(blobs):
 
 @pytest.mark.parametrize(("memory", "held"), [("reservoir", None), ("class-balanced", [10, 10]), ("ring", [0, 20])])
 def test_the_memory_keeps_what_its_policy_says(memory, held):
-    """380 rows of one class, then 20 of another, in 20 slots."""
+    """380 samples of one class, then 20 of another, in 20 slots."""
     y = np.repeat([0, 1], [380, 20])
     model = RehearsalClassifier(memory=memory, memory_size=20, random_state=0).partial_fit(y[:, None] * 1.0, y)
     classes = model.learner_.memory.all().y
@@ -144,7 +144,7 @@ def test_the_memory_keeps_what_its_policy_says(memory, held):
     assert held is None or torch.bincount(classes, minlength=2).tolist() == held
 
 
-def test_announced_classes_have_a_column_before_their_first_row(blobs):
+def test_announced_classes_have_a_column_before_their_first_sample(blobs):
     X, y = blobs
     model = RehearsalClassifier(random_state=0).partial_fit(X[y < 2], y[y < 2], classes=[0, 1, 2, 3])
     assert model.predict_proba(X).shape == (len(X), 4)
@@ -171,7 +171,7 @@ def test_labels_of_another_kind_are_refused_and_change_nothing(blobs):
 
 @pytest.mark.parametrize("retrieval", ["most-interfered", "uniform"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_after_pickling_in_the_middle_of_a_stream_it_goes_on_bit_for_bit(blobs, retrieval, optimizer):
+def test_after_pickling_in_the_middle_of_a_stream_it_resumes_bit_for_bit(blobs, retrieval, optimizer):
     X, y = blobs
     model = RehearsalClassifier(
         dropout_prototype_for_blobs(), retrieval=retrieval, optimizer=optimizer, memory_size=50, random_state=0
@@ -287,25 +287,25 @@ def test_settings_that_cannot_be_are_refused_in_words(blobs, setting, words):
 # ---------------------------------------------------------------------------------------- batch-norm, and bad settings
 
 
-@pytest.mark.parametrize("rows", [2, 10, 11, 21, 25])
-def test_a_lone_last_row_goes_with_the_batch_before_where_there_is_batch_norm(rows):
-    X, y = make_blobs(rows, centers=2, n_features=4, random_state=0)
+@pytest.mark.parametrize("samples", [2, 10, 11, 21, 25])
+def test_a_lone_last_sample_goes_with_the_batch_before_where_there_is_batch_norm(samples):
+    X, y = make_blobs(samples, centers=2, n_features=4, random_state=0)
     model = RehearsalClassifier(normed_network, epochs=2, random_state=0).fit(X, y)
     model.partial_fit(X, y)
-    assert model.learner_.rows_observed == 3 * rows
-    assert model.learner_.moves == 3 * max(1, rows // 10 + (rows % 10 > 1))
+    assert model.learner_.samples_observed == 3 * samples
+    assert model.learner_.progress.steps == 3 * max(1, samples // 10 + (samples % 10 > 1))
 
 
-def test_a_lone_row_in_all_is_refused_where_there_is_batch_norm_and_learned_elsewhere():
+def test_a_lone_sample_in_all_is_refused_where_there_is_batch_norm_and_learned_elsewhere():
     X, y = make_blobs(10, centers=2, n_features=4, random_state=0)
     model = RehearsalClassifier(normed_network, random_state=0).fit(X, y)
     with pytest.raises(RehearseError, match="more than 1 value"):
         model.partial_fit(X[:1], y[:1])
     plain = RehearsalClassifier(small_network, random_state=0).fit(X, y).partial_fit(X[:1], y[:1])
-    assert plain.learner_.rows_observed == 101
+    assert plain.learner_.samples_observed == 101
 
 
-def test_one_recalled_row_is_too_few_for_batch_norm():
+def test_one_replayed_sample_is_too_few_for_batch_norm():
     X, y = make_blobs(30, centers=2, n_features=4, random_state=0)
     with pytest.raises(RehearseError, match="at least 2"):
         RehearsalClassifier(normed_network, budget=1).fit(X, y)

@@ -1,1 +1,1 @@
-"""Other people's interfaces. Each is imported by its own name, because each needs its own extra."""
+"""The interfaces of other libraries. Each is imported by its own name, because each needs its own extra."""

@@ -1,4 +1,4 @@
-"""river's interface: a classifier for streams of features that come and go, with a memory."""
+"""A classifier with a memory for river: features may come and go."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
-    """A neural network that learns from one row after the other and replays what it would otherwise forget.
+    """A neural network that learns from one sample after the other and replays what it would otherwise forget.
 
-    Rows wait in a queue until there are ``batch_size`` of them; then one step is taken with memories beside them.
-    `learn_many` puts its rows in the same queue, so it is the same as a loop of `learn_one`. Rows that wait are not
-    learned from yet; ``batch_size=1`` learns from each at once.
+    Samples wait in a queue until there are ``batch_size`` of them; then one step is taken with stored samples beside
+    them. `learn_many` uses the same queue, so it equals a loop of `learn_one`. Waiting samples are not learned from
+    yet; ``batch_size=1`` learns from each at once.
 
     Features are numbers (or booleans) under any names, in any order. A feature that is absent, None or NaN counts as
-    zero, so that centred features (`preprocessing.StandardScaler`) take their mean. A new one widens the first layer
-    by weights of zero; a new label gives the last layer an output. Nothing learned is lost by either.
+    zero, so that centered features (`preprocessing.StandardScaler`) take their mean. A new feature widens the first
+    layer by weights of zero; a new label adds an output to the last layer. Neither changes what was learned.
 
     Parameters
     ----------
@@ -44,26 +44,26 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     hidden
         Units in each hidden layer of the default network.
     memory
-        Which rows are kept: "reservoir" (a uniform sample of all rows seen), "class-balanced" (an equal share for
+        Which samples are stored: "reservoir" (a uniform sample of all seen), "class-balanced" (an equal share for
         every class) or "ring" (the last ones).
     memory_size
-        How many rows are kept.
+        How many samples are stored.
     retrieval
-        "most-interfered" replays the memories that the coming update would harm most, "uniform" any.
+        "most-interfered" replays the stored samples that the coming update would harm most, "uniform" any.
     candidates
-        Memories that are scored for each step; None scores all of them.
+        Stored samples that are scored for each step; None scores all of them.
     budget
-        Memories that are replayed with each step.
+        Stored samples that are replayed in each step.
     updates
-        Steps taken for each batch, with other memories each time.
+        Steps per batch, with other stored samples each time.
     optimizer
         "adam" or "sgd".
     learning_rate
-        Of the optimiser.
+        Of the optimizer.
     batch_size
-        Rows in a step.
+        Samples in a step.
     seed
-        Decides initial weights and memories; None is another each time.
+        Decides initial weights and which samples are stored; None draws one.
 
     Examples
     --------
@@ -91,23 +91,15 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         batch_size: int = 10,
         seed: int | None = None,
     ) -> None:
-        if whole("batch_size", batch_size) < 1:
-            raise InvalidInput(f"batch_size is {batch_size}; it must be at least 1")
-        if seed is not None and whole("seed", seed) < 0:
-            raise InvalidInput(f"seed is {seed}; it must be at least 0, or None for one by chance")
-        check_choices(optimizer=optimizer, memory=memory, retrieval=retrieval)
-        self.network = network
-        self.hidden = hidden
-        self.memory = memory
-        self.memory_size = memory_size
-        self.retrieval = retrieval
-        self.candidates = candidates
-        self.budget = budget
-        self.updates = updates
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
+        self.network, self.hidden = network, hidden
+        self.memory, self.memory_size = memory, memory_size
+        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
+        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
         self.seed = seed
+        whole("batch_size", batch_size, least=1)
+        if seed is not None:
+            whole("seed", seed, least=0)
+        check_choices(self)
         self._features: dict[Hashable, int] = {}  # the column of each feature
         self._labels: dict[Hashable, int] = {}  # the output of each label
         self._waiting: list[tuple[dict[Hashable, float], int]] = []
@@ -118,7 +110,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         return True
 
     def learn_one(self, x: Features, y: Hashable) -> None:
-        """Learn from one row, as soon as a batch of them is there."""
+        """Learn from one sample, as soon as there is a batch of them."""
         self._enqueue(numbers(x), checked_label(y))
 
     def learn_many(self, X: pd.DataFrame, y: pd.Series) -> None:
@@ -131,19 +123,19 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             self._enqueue(row, label)
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
-        """The probability of each label seen so far; empty before the first."""
+        """Return the probability of each label seen so far; empty before the first."""
         if not self._labels:
             return {}
         return dict(zip(self._labels, self._probabilities([numbers(x)])[0].tolist(), strict=True))
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:
-        """The probability of each label seen so far, one column each."""
+        """Return the probability of each label seen so far, one column each."""
         rows = [numbers(row) for row in _dicts(X)]
         values = self._probabilities(rows) if rows and self._labels else np.zeros((len(rows), len(self._labels)))
         return pd.DataFrame(values, index=X.index, columns=pd.Index(list(self._labels), dtype=object))
 
     def predict_many(self, X: pd.DataFrame) -> pd.Series:
-        """The most likely label of each row; None before the first label was seen."""
+        """Return the most likely label of each row; None before the first label was seen."""
         if not self._labels:
             return pd.Series([None] * len(X), index=X.index, dtype=object)
         labels = list(self._labels)
@@ -156,7 +148,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         output = self._labels.setdefault(label, len(self._labels))
         self._waiting.append((row, output))
         if len(self._waiting) >= self.batch_size:
-            waiting, self._waiting = self._waiting, []  # a batch that is refused is gone, or it would block the queue
+            waiting, self._waiting = self._waiting, []  # a refused batch is dropped, or it would block the queue
             self._step([row for row, _ in waiting], torch.tensor([output for _, output in waiting]))
 
     def _step(self, rows: list[dict[Hashable, float]], y: Tensor) -> None:
@@ -167,24 +159,12 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         learner.observe(self._matrix(rows, input_width(learner)), y)
 
     def _learner(self) -> Replay:
-        """The learner, with room for every feature and label that is known."""
+        """Return the learner, with room for every feature and label that is known."""
         if self.learner is None:
-            self.learner = build_learner(
-                self.network,
-                (max(len(self._features), 1),),
-                len(self._labels),
-                hidden=self.hidden,
-                optimizer=self.optimizer,
-                learning_rate=self.learning_rate,
-                memory=self.memory,
-                memory_size=self.memory_size,
-                retrieval=self.retrieval,
-                candidates=self.candidates,
-                budget=self.budget,
-                updates=self.updates,
-                seed=int(np.random.SeedSequence(self.seed).generate_state(1)[0]),
-                batchnorm="clean",  # every row is predicted before it is learned: re-estimating would cost far more
-            )
+            seed = int(np.random.SeedSequence(self.seed).generate_state(1)[0])
+            # Every sample is predicted before it is learned: re-estimating batch-norm each time would cost far more.
+            shape, classes = (max(len(self._features), 1),), len(self._labels)
+            self.learner = build_learner(self, shape, classes, seed, batchnorm="clean")
         width = input_width(self.learner)
         if len(self._features) > width:
             widen_inputs(self.learner, max(len(self._features), 2 * width))  # doubled, so that it is rare
@@ -202,19 +182,19 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         return torch.from_numpy(matrix)
 
     def _probabilities(self, rows: list[dict[Hashable, float]]) -> np.ndarray[Any, Any]:
-        """In float64, one column a label. A label that still waits in the queue has probability zero."""
+        """Return float64, one column per label. A label that still waits in the queue has probability zero."""
         probabilities = np.zeros((len(rows), len(self._labels)))
         if self.learner is None:
             probabilities[:] = 1 / len(self._labels)
             return probabilities
-        scores = self.learner.logits(self._matrix(rows, input_width(self.learner))).cpu().double()
-        known = min(len(self._labels), scores.shape[1])
-        probabilities[:, :known] = scores[:, :known].softmax(1).numpy()
+        logits = self.learner.logits(self._matrix(rows, input_width(self.learner))).cpu().double()
+        known = min(len(self._labels), logits.shape[1])
+        probabilities[:, :known] = logits[:, :known].softmax(1).numpy()
         return probabilities
 
 
 def numbers(x: Features) -> dict[Hashable, float]:
-    """The features that have a value, as floats; what cannot be one is refused by name."""
+    """Return the features that have a value, as floats; others than numbers are refused by name."""
     if not isinstance(x, Mapping):
         raise InvalidType(f"features are a dict of names and numbers, this is a {type(x).__name__}")
     found = {}
@@ -236,18 +216,17 @@ def numbers(x: Features) -> dict[Hashable, float]:
 
 
 def checked_label(label: Any) -> Hashable:
-    """The label as a plain Python value, so that a column of numpy's and a loop over it are the same labels."""
+    """Return a label as a plain Python value, so that a column of numpy's and a loop over it are the same labels."""
     label = label.item() if isinstance(label, np.generic) else label
     if label is None or label is pd.NA or label != label:
-        raise InvalidInput("the label is missing; learn from rows whose label is known")
+        raise InvalidInput("the label is missing; learn from samples whose label is known")
     if not isinstance(label, Hashable):
-        raise InvalidType(f"the label {label!r} cannot be told from others; use a string, a number or a boolean")
+        raise InvalidType(f"the label {label!r} is not hashable; use a string, a number or a boolean")
     return label
 
 
 def _dicts(X: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    records: list[dict[Hashable, Any]] = X.to_dict("records")
-    return records
+    return list(X.to_dict("records"))
 
 
 def _by_name(name: Hashable) -> str:

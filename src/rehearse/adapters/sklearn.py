@@ -1,4 +1,4 @@
-"""scikit-learn's interface: a classifier whose `partial_fit` does not forget."""
+"""A classifier for scikit-learn whose `partial_fit` does not forget."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ except ImportError as problem:
 
 
 class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A neural network that goes on learning, with a memory of what it has learned from.
+    """A neural network that keeps learning, with a memory of earlier samples.
 
-    `partial_fit` takes the rows in their order, ``batch_size`` at a time, each once, and replays memories beside
-    them; `fit` starts anew and passes over the shuffled rows ``epochs`` times. Labels may be strings or integers, and
-    new ones may appear at any later call: the last layer grows and nothing learned is lost.
+    `partial_fit` takes the samples in their order, ``batch_size`` at a time, each once, and replays stored ones beside
+    them; `fit` always resets the model and passes over the shuffled samples ``epochs`` times. Labels may be strings or
+    integers, and new ones may appear at any later call: the last layer grows and nothing learned is lost.
 
-    Rows reach the network as float32, but for bytes (uint8), which are kept as bytes and scaled to [0, 1], and for
-    integers where the network is your own (token ids). Rows may have any shape that your network takes. The inputs
-    of the default network should be standardised, as for any neural network.
+    Inputs reach the network as float32, except for bytes (uint8), which are stored as bytes and scaled to [0, 1], and
+    for integers if the network is your own (token ids). Samples may have any shape that your network takes. The inputs
+    of the default network should be standardized, as for any neural network.
 
     Args:
         network: None for a multilayer perceptron with ``hidden`` units; a module, of which a copy is trained (its
             weights are where `fit` starts); or a function ``(input_shape, classes) -> module``. The last layer must
             be linear.
-        hidden: units in each hidden layer of the default network.
-        memory: which rows are kept: "reservoir" (a uniform sample of all rows seen), "class-balanced" (an equal
-            share for every class) or "ring" (the last ones).
-        memory_size: how many rows are kept.
-        retrieval: "most-interfered" replays the memories that the coming update would harm most, "uniform" any.
-        candidates: memories that are scored for each batch; None scores all of them.
-        budget: memories that are replayed with each batch.
-        updates: steps taken for each batch, with other memories each time.
+        hidden: Units in each hidden layer of the default network.
+        memory: Which samples are stored: "reservoir" (a uniform sample of all seen), "class-balanced" (an equal share
+            for every class) or "ring" (the last ones).
+        memory_size: How many samples are stored.
+        retrieval: "most-interfered" replays the stored samples that the coming update would harm most, "uniform" any.
+        candidates: Stored samples that are scored for each batch; None scores all of them.
+        budget: Stored samples that are replayed with each batch.
+        updates: Steps per batch, with other stored samples each time.
         optimizer: "adam" or "sgd".
-        learning_rate: of the optimiser.
-        batch_size: rows in a step.
-        epochs: passes over the data in `fit`; `partial_fit` passes once.
-        random_state: what decides initial weights, memories and the order in `fit`.
+        learning_rate: Of the optimizer.
+        batch_size: Samples in a step.
+        epochs: Passes over the data in `fit`; `partial_fit` passes once.
+        random_state: Decides initial weights, which samples are stored, and the order in `fit`.
 
     Attributes:
-        classes_: the labels known so far, sorted; the columns of `predict_proba`. A new label is sorted in.
-        learner_: the `rehearse.Replay` that does the work, with its model and memory.
-        n_features_in_: columns of the rows.
+        classes_: The labels known so far, sorted; the columns of `predict_proba`. A new label is sorted in.
+        learner_: The `rehearse.Replay` that does the work, with its model and memory.
+        n_features_in_: Columns of the inputs.
     """
 
     def __init__(
@@ -74,24 +74,16 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epochs: int = 10,
         random_state: Any = None,
     ) -> None:
-        self.network = network
-        self.hidden = hidden
-        self.memory = memory
-        self.memory_size = memory_size
-        self.retrieval = retrieval
-        self.candidates = candidates
-        self.budget = budget
-        self.updates = updates
-        self.optimizer = optimizer
-        self.learning_rate = learning_rate
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.random_state = random_state
+        self.network, self.hidden = network, hidden
+        self.memory, self.memory_size = memory, memory_size
+        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
+        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
+        self.epochs, self.random_state = epochs, random_state
 
     def fit(self, X: Any, y: Any) -> RehearsalClassifier:
-        """Start anew and learn from these rows, in ``epochs`` passes of another order each."""
-        X, y = self._rows_and_labels(X, y, first=True)
-        epochs = self._positive("epochs")
+        """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
+        X, y = self._samples_and_labels(X, y, first=True)
+        epochs = whole("epochs", self.epochs, least=1)
         self._start(X, np.unique(y))
         for _ in range(epochs):
             order = self._order.permutation(len(X))
@@ -99,13 +91,13 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> RehearsalClassifier:
-        """Go on learning from these rows, in this order, once.
+        """Continue to learn from these samples, in this order, once.
 
-        ``classes`` may announce labels that are still to come. Rows that cannot be learned from are refused before
+        ``classes`` may announce labels that are still to come. Samples that cannot be learned from are refused before
         anything is learned; the one exception is a loss that stops being finite, which is found on the way.
         """
         first = not self._is_started()
-        X, y = self._rows_and_labels(X, y, first=first)
+        X, y = self._samples_and_labels(X, y, first=first)
         labels = np.unique(y) if classes is None else self._announced(classes, y)
         if first:
             self._start(X, labels)
@@ -115,43 +107,43 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, Any]:
-        """The probability of each of ``classes_``, one row each, in float64."""
+        """Return the probability of each of ``classes_``, one row per sample, in float64."""
         check_is_fitted(self, "learner_")
-        X = self._rows(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
-        scores = self.learner_.logits(torch.from_numpy(X)).cpu().double()
-        return scores[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
+        X = self._samples(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
+        logits = self.learner_.logits(torch.from_numpy(X)).cpu().double()
+        return logits[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
-        """The most likely label of each row."""
-        probabilities = self.predict_proba(X)
-        return np.asarray(self.classes_[probabilities.argmax(1)])
+        """Return the most likely label of each sample."""
+        best = self.predict_proba(X).argmax(1)  # first: it refuses a classifier that has not been fitted
+        return np.asarray(self.classes_[best])
 
     # ------------------------------------------------------------------------------------------------------ parts
 
     def _is_started(self) -> bool:
         return "learner_" in vars(self)
 
-    def _rows_and_labels(self, X: Any, y: Any, *, first: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def _samples_and_labels(self, X: Any, y: Any, *, first: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric")
         check_classification_targets(y)
-        return self._rows(X, first=first), y
+        return self._samples(X, first=first), y
 
-    def _rows(self, X: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
-        """The rows in the dtype in which they are kept, which the first ones decide."""
+    def _samples(self, X: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
+        """Return the samples in the dtype in which they are stored, which the first ones decide."""
         if first:
             kept = X.dtype == np.uint8 or (self.network is not None and X.dtype.kind in "iu")
             dtype = X.dtype if kept else np.dtype(np.float32)
         else:
             dtype = self._dtype
             if dtype.kind in "iu" and X.dtype != dtype:
-                raise InvalidInput(f"the rows before were {dtype}, these are {X.dtype}; convert them first")
+                raise InvalidInput(f"the samples before were {dtype}, these are {X.dtype}; convert them first")
         if X.dtype == dtype:
-            return np.array(X)  # torch wants rows that are its own and writable
+            return np.array(X)  # torch needs samples that are its own and writable
         with np.errstate(over="ignore"):
-            rows = X.astype(dtype)
-        if not np.isfinite(rows).all():
+            samples = X.astype(dtype)
+        if not np.isfinite(samples).all():
             raise InvalidInput("X has values too large for float32; scale it first")
-        return rows
+        return samples
 
     def _announced(self, classes: Any, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         announced = np.unique(np.asarray(classes))
@@ -164,22 +156,8 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _start(self, X: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self._positive("batch_size")
-        self.learner_: Replay = build_learner(
-            self.network,
-            X.shape[1:],
-            len(labels),
-            hidden=self.hidden,
-            optimizer=self.optimizer,
-            learning_rate=self.learning_rate,
-            memory=self.memory,
-            memory_size=self.memory_size,
-            retrieval=self.retrieval,
-            candidates=self.candidates,
-            budget=self.budget,
-            updates=self.updates,
-            seed=seed,
-        )
+        whole("batch_size", self.batch_size, least=1)
+        self.learner_: Replay = build_learner(self, X.shape[1:], len(labels), seed)
         self._order = np.random.default_rng(seed)
         self._dtype = X.dtype
         self.classes_ = labels
@@ -199,17 +177,11 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, self._outputs = together, numbers
 
     def _learn(self, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-        rows = torch.from_numpy(X)
+        samples = torch.from_numpy(X)
         targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
-        size = self._positive("batch_size")
+        size = whole("batch_size", self.batch_size, least=1)
         starts = [*range(0, len(X), size)]
         if len(X) > size > 1 and len(X) % size == 1 and self.learner_.network.has_batchnorm:
-            starts.pop()  # a lone row has no variance for batch-norm: it goes with the batch before
+            starts.pop()  # a lone sample has no variance for batch-norm: it goes with the batch before
         for start, stop in zip(starts, [*starts[1:], len(X)], strict=True):
-            self.learner_.observe(rows[start:stop], targets[start:stop])
-
-    def _positive(self, name: str) -> int:
-        value = whole(name, getattr(self, name))
-        if value < 1:
-            raise InvalidInput(f"{name} is {value}; it must be at least 1")
-        return value
+            self.learner_.observe(samples[start:stop], targets[start:stop])
