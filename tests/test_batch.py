@@ -98,8 +98,8 @@ def test_trees_of_inputs() -> None:
 @pytest.mark.parametrize(
     ("x", "y", "kind", "words"),
     [
-        (np.zeros((2, 3)), [0], InvalidInput, "x has 2 rows, y has 1"),
-        ({"a": np.zeros((2, 3)), "b": np.zeros((1, 3))}, [0, 1], InvalidInput, "x has 1 rows, y has 2"),
+        (np.zeros((2, 3)), [0], InvalidInput, "x has 2 samples, y has 1"),
+        ({"a": np.zeros((2, 3)), "b": np.zeros((1, 3))}, [0, 1], InvalidInput, "x has 1 samples, y has 2"),
         (np.zeros((0, 3)), np.zeros(0, dtype=int), InvalidInput, "empty"),
         ((), [0], InvalidInput, "x is empty"),
         ({}, [0], InvalidInput, "x is empty"),
@@ -155,8 +155,8 @@ def test_tasks_by_row() -> None:
     [
         (-1, InvalidInput, "negative"),
         ([0, -1], InvalidInput, "negative"),
-        ([0], InvalidInput, "one for each of 2 rows"),
-        ([[0], [1]], InvalidInput, "one for each of 2 rows"),
+        ([0], InvalidInput, "one for each of 2"),
+        ([[0], [1]], InvalidInput, "one for each of 2"),
         (True, InvalidType, "integer"),
         (1.0, InvalidType, "integer"),
         ("a", InvalidType, "integer"),

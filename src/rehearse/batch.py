@@ -1,6 +1,6 @@
-"""The batch: inputs, targets, tasks, and where in the memory the rows live.
+"""The batch: inputs, targets, tasks, and where in the memory the samples are stored.
 
-Inputs may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has the rows as its first dimension.
+Inputs may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has the samples as its first dimension.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ Tree: TypeAlias = Any  # Tensor | tuple[Tree, ...] | dict[str, Tree]; mypy has n
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that travel together.
+    """Samples that travel together.
 
-    ``x`` is a tensor or a tuple or dict of tensors and ``y`` any tensor, with one leading dimension; ``task`` is the
-    task of every row, or None where tasks are unknown; ``slots`` are the rows' addresses in a memory, or None for
-    rows that do not come from one; ``columns`` are further named tensors with one entry a row.
+    Attributes:
+        x: Inputs: a tensor, or a tuple or dict of tensors, with the samples as first dimension.
+        y: Targets: any tensor with the samples as first dimension.
+        task: The task of all samples or of each, or None if tasks are unknown.
+        slots: The samples' addresses in a memory, or None if they do not come from one.
+        columns: Further named tensors with one entry per sample.
     """
 
     x: Tree
@@ -37,29 +40,23 @@ class Batch:
     columns: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
+        """Return the number of samples."""
         return self.y.shape[0]  # len() of a tensor takes four times as long
 
-    def take(self, rows: Tensor) -> Batch:
-        """The given rows, in the given order, with everything that belongs to them."""
-        return Batch(
-            x=tree_map(lambda leaf: pick(leaf, rows), self.x),
-            y=pick(self.y, rows),
-            task=pick(self.task, rows) if isinstance(self.task, Tensor) else self.task,
-            slots=None if self.slots is None else pick(self.slots, rows),
-            columns={name: pick(column, rows) for name, column in self.columns.items()},
-        )
+    def take(self, samples: Tensor) -> Batch:
+        """Return the samples at these positions, in this order, with everything that belongs to them."""
+        return self._map(lambda values: pick(values, samples))
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same rows on another device."""
+        """Return the same samples on another device."""
         if all(leaf.device == device for leaf in (self.y, *tree_leaves(self.x), *self.columns.values())):
-            return self  # tasks and slots are only ever asked for by the memory, on its own device
-        return Batch(
-            x=tree_map(lambda leaf: leaf.to(device), self.x),
-            y=self.y.to(device),
-            task=self.task.to(device) if isinstance(self.task, Tensor) else self.task,
-            slots=None if self.slots is None else self.slots.to(device),
-            columns={name: column.to(device) for name, column in self.columns.items()},
-        )
+            return self  # tasks and slots are used by the memory alone, on its own device
+        return self._map(lambda values: values.to(device))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        task, slots = (function(one) if isinstance(one, Tensor) else one for one in (self.task, self.slots))
+        columns = {name: function(column) for name, column in self.columns.items()}
+        return Batch(tree_map(function, self.x), function(self.y), task, slots, columns)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +95,9 @@ def kind_of(y: Tensor) -> Kind:
     return "values" if y.is_floating_point() else "classes"
 
 
-def pick(values: Tensor, rows: Tensor) -> Tensor:
-    """The given rows of a tensor: row by row, several times as fast as ``values[rows]``."""
-    return values.index_select(0, rows if rows.device == values.device else rows.to(values.device))
+def pick(values: Tensor, samples: Tensor) -> Tensor:
+    """Return ``values[samples]``, several times as fast."""
+    return values.index_select(0, samples if samples.device == values.device else samples.to(values.device))
 
 
 def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -113,16 +110,14 @@ def tree_map(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def tree_leaves(tree: Tree) -> list[Any]:
-    """The leaves, left to right."""
-    if isinstance(tree, tuple):
-        return [leaf for branch in tree for leaf in tree_leaves(branch)]
-    if isinstance(tree, dict):
-        return [leaf for branch in tree.values() for leaf in tree_leaves(branch)]
+    """Return the leaves, left to right."""
+    if isinstance(tree, tuple | dict):
+        return [leaf for branch in (tree.values() if isinstance(tree, dict) else tree) for leaf in tree_leaves(branch)]
     return [tree]
 
 
 def tree_concatenate(trees: Sequence[Tree]) -> Tree:
-    """Trees of one shape joined along their rows."""
+    """Join trees of one structure along their samples."""
     return tree_map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
 
@@ -138,102 +133,97 @@ def tree_parts(tree: Tree) -> list[Tree]:
 
 
 def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
-    """A batch of the user's arrays or tensors, or a refusal that says what is wrong with them.
+    """Return a batch of the user's arrays or tensors, which share memory with it.
 
-    Shares memory with what was given; inputs and targets must be finite and have the same, positive number of rows.
-    ``task`` is an integer for all rows, or one a row.
+    Args:
+        x: Inputs.
+        y: Targets.
+        task: An integer for all samples, or one per sample.
+
+    Raises:
+        InvalidInput: If there are no samples, or entries that are not finite, or the numbers of samples differ.
+        InvalidType: If something cannot be made into a tensor.
     """
-    x = _checked_inputs(x, "x")
-    y = as_tensor(y, "y")
+    x, y = _checked_inputs(x, "x"), as_tensor(y, "y")
     if y.ndim == 0:
-        raise InvalidInput("y is a single value; it must have one entry a row")
-    rows = len(y)
-    if rows == 0:
+        raise InvalidInput("y is a single value; it must have one entry per sample")
+    samples = len(y)
+    if samples == 0:
         raise InvalidInput("the batch is empty")
     for leaf in tree_leaves(x):
-        if len(leaf) != rows:
-            raise InvalidInput(f"x has {len(leaf)} rows, y has {rows}")
-    _refuse_non_finite(y, "y")
-    return Batch(x, y, checked_task(task, rows))
+        if len(leaf) != samples:
+            raise InvalidInput(f"x has {len(leaf)} samples, y has {samples}")
+    _check_finite(y, "y")
+    return Batch(x, y, checked_task(task, samples))
 
 
 def checked_inputs(x: Tree) -> Tree:
-    """Inputs alone, for prediction; no rows are allowed here."""
+    """Return inputs alone, for prediction; there may be no samples here."""
     x = _checked_inputs(x, "x")
     lengths = {len(leaf) for leaf in tree_leaves(x)}
     if len(lengths) != 1:
-        raise InvalidInput(f"the parts of x have different numbers of rows: {sorted(lengths)}")
+        raise InvalidInput(f"the parts of x have different numbers of samples: {sorted(lengths)}")
     return x
 
 
-def checked_task(task: Any, rows: int) -> Tensor | int | None:
-    if task is None:
-        return None
-    if isinstance(task, bool | float | str):
-        raise InvalidType(f"a task is an integer, or one a row; this is {task!r}")
-    if isinstance(task, int) and 0 <= task < 2**63:
+def checked_task(task: Any, samples: int) -> Tensor | int | None:
+    """Return the task of all samples, or one per sample, or None."""
+    if task is None or (type(task) is int and 0 <= task < 2**63):
         return task
+    if isinstance(task, bool | float | str):
+        raise InvalidType(f"a task is an integer, or one per sample; this is {task!r}")
     values = as_tensor(task, "task")
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InvalidType(f"tasks are integers, these are {values.dtype}")
-    values = values.long()
-    if values.numel() and int(values.min()) < 0:
-        raise InvalidInput(f"task {int(values.min())} is negative; leave the task out (None) where it is unknown")
-    if values.ndim == 0:
-        return int(values)
-    if values.shape != (rows,):
-        raise InvalidInput(f"task has shape {tuple(values.shape)}; give one integer, or one for each of {rows} rows")
-    first = int(values[0])
-    return first if bool((values == first).all()) else values
+    if values.shape not in ((), (samples,)):
+        raise InvalidInput(f"task has shape {tuple(values.shape)}; give one, or one for each of {samples} samples")
+    values = values.long().expand(samples)
+    lowest, highest = int(values.min()), int(values.max())
+    if lowest < 0:
+        raise InvalidInput(f"task {lowest} is negative; leave the task out (None) where it is unknown")
+    return lowest if lowest == highest else values
 
 
-def task_column(task: Tensor | int | None, rows: int) -> Tensor:
-    """One task a row; −1 where it is unknown."""
+def task_column(task: Tensor | int | None, samples: int) -> Tensor:
+    """Return one task per sample; −1 where it is unknown."""
     if isinstance(task, Tensor):
         return task.long().cpu()
-    return torch.full((rows,), -1 if task is None else task)
+    return torch.full((samples,), -1 if task is None else task)
 
 
 def _checked_inputs(x: Tree, name: str) -> Tree:
-    if isinstance(x, tuple | list) and not (isinstance(x, list) and _is_plain_list(x)):
-        if not x:
-            raise InvalidInput(f"{name} is empty")
+    if isinstance(x, list) and any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x):
+        x = tuple(x)
+    if isinstance(x, tuple | list | Mapping) and not x:
+        raise InvalidInput(f"{name} is empty")
+    if isinstance(x, tuple):
         return tuple(_checked_inputs(part, f"{name}[{i}]") for i, part in enumerate(x))
     if isinstance(x, Mapping):
-        if not x:
-            raise InvalidInput(f"{name} is empty")
         for key in x:
             if not isinstance(key, str):
                 raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
         return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
     leaf = as_tensor(x, name)
     if leaf.ndim == 0:
-        raise InvalidInput(f"{name} is a single value; it must have one entry a row")
-    _refuse_non_finite(leaf, name)
+        raise InvalidInput(f"{name} is a single value; it must have one entry per sample")
+    _check_finite(leaf, name)
     return leaf
 
 
-def _is_plain_list(x: list[Any]) -> bool:
-    return not any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x)
-
-
 def as_tensor(values: Any, name: str) -> Tensor:
-    """The user's numbers as a tensor, or a refusal; shares memory where torch can."""
+    """Return the user's numbers as a tensor, which shares memory with them where torch can."""
     try:
         array = None if isinstance(values, Tensor) else np.asarray(values)
         if array is not None and array.dtype.kind in "USO":
-            raise InvalidType(
-                f"{name} holds text or other objects; give numbers (class labels from 0 on, or let the scikit-learn or "
-                "river adapter number them)"
-            )
+            raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
         tensor = values.detach() if array is None else _from_array(array)
-    except InvalidType:
-        raise
     except (TypeError, ValueError, RuntimeError) as problem:
+        if isinstance(problem, InvalidType):
+            raise
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
     eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        raise InvalidType(f"{name} is {tensor.dtype}, of which torch cannot pick rows; convert it to int64 first")
+        raise InvalidType(f"{name} is {tensor.dtype}, which torch cannot index; convert it to int64 first")
     if tensor.is_complex() or tensor.is_quantized or eight_bit or tensor.layout != torch.strided:
         raise InvalidType(f"{name} is {tensor.dtype} with layout {tensor.layout}; use dense real numbers")
     return tensor
@@ -245,7 +235,7 @@ def _from_array(values: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(values if plain else values.copy())
 
 
-def _refuse_non_finite(values: Tensor, name: str) -> None:
-    # The sum is finite unless an entry is not (or it overflows, hence the second look): one cheap pass.
+def _check_finite(values: Tensor, name: str) -> None:
+    # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
     if values.is_floating_point() and not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
         raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")

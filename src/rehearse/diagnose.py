@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_positive
 from .errors import InvalidInput
 from .memory import Memory
 from .random import numpy_generator
@@ -56,8 +57,8 @@ def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: in
     Raises:
         InvalidInput: If there are none, or ``limit`` is not a positive number.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise InvalidInput(f"limit is {limit!r}; it must be a positive number of samples, or None for all")
+    if limit is not None:
+        check_positive(limit=limit)
     if not memory.eligible(exclude_task):
         raise InvalidInput("there are no stored samples (of other tasks) to interfere with yet")
     slots = memory.slots(exclude_task=exclude_task)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .checks import check_positive
 from .engine import Engine, Layers
 from .errors import InvalidInput
 from .memory import Memory
@@ -62,7 +63,7 @@ class Uniform:
     def __init__(self, candidates: int | None = None) -> None:
         """Set how many samples pass through the network; none by default."""
         if candidates is not None:
-            _check_candidates(candidates)
+            check_positive(candidates=candidates)
         self.candidates = candidates
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
@@ -109,7 +110,7 @@ class MostInterfered:
             InvalidInput: If an argument is not one of the above.
         """
         if candidates is not None:
-            _check_candidates(candidates)
+            check_positive(candidates=candidates)
         for name, value, known in (
             ("criterion", criterion, ("mi1", "mi2")),
             ("layers", layers, ("all", "head")),
@@ -142,8 +143,3 @@ def _best(memory: Memory, candidates: Batch, losses: Tensor) -> Tensor:
     best = torch.minimum(losses, memory.fact(BEST_LOSS, candidates.slots, fill=torch.inf).to(losses))
     memory.note(BEST_LOSS, candidates.slots, best)
     return best
-
-
-def _check_candidates(candidates: int) -> None:
-    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
-        raise InvalidInput(f"candidates is {candidates!r}; it must be a positive number, or None for the whole memory")

@@ -12,7 +12,7 @@ from rehearse.errors import InvalidInput, InvalidType
 from rehearse.lab.predictors import own_metrics
 from rehearse.latent import LatentSearch
 from rehearse.learners import Coefficients, LatentRetrieval
-from rehearse.losses import soft_cross_entropy
+from rehearse.learners.generative.objectives import soft_cross_entropy
 from rehearse.nets import VAE, GatedMLP
 from sameness import assert_same, frozen
 

@@ -9,8 +9,7 @@ from torch import nn
 from rehearse.errors import InvalidInput
 from rehearse.latent import Elbo, LatentSearch, View, divergence, entropy, gaussian_kl
 from rehearse.learners import Coefficients, LatentRetrieval
-from rehearse.learners.generative.objectives import generator_objective
-from rehearse.losses import soft_cross_entropy
+from rehearse.learners.generative.objectives import generator_objective, soft_cross_entropy
 from rehearse.nets import MLP, VAE
 from rehearse.network import NamedGradient
 

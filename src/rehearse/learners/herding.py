@@ -1,4 +1,4 @@
-"""Rows that stand for a class: choosing them, and their mean."""
+"""Exemplars of a class: choosing them, and their mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def herding(features: Tensor, n: int) -> Tensor:
-    """The ``n`` rows (all where there are fewer) whose running mean stays nearest to the mean of all, best first."""
+    """Return the ``n`` samples (or all) whose running mean stays nearest to the mean of all, best first."""
     features = features.double()
     mean, total = features.mean(0), torch.zeros_like(features[0])
     left = torch.ones(len(features), dtype=torch.bool, device=features.device)
@@ -22,7 +22,7 @@ def herding(features: Tensor, n: int) -> Tensor:
 
 
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
+    """Return the classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
     labels = torch.unique(y)
     means = [features[y == label].mean(0) for label in labels]
     return labels, F.normalize(torch.stack(means), dim=1) if means else features[:0]

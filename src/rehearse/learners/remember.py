@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, checked_batch, checked_task
-from ..errors import InvalidInput, InvalidType
+from ..checks import check_positive
+from ..errors import InvalidType
 from ..memory.ids import ID, as_ids
 
 
@@ -24,8 +25,8 @@ def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
         InvalidInput: If ``limit`` is not a positive number, or a batch is not valid.
         InvalidType: If ``data`` yields something else.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise InvalidInput(f"limit is {limit!r}; it must be a positive number of samples, or None for all")
+    if limit is not None:
+        check_positive(limit=limit)
     if not isinstance(data, Iterable):
         raise InvalidType(f"the data must yield (x, y), (x, y, task) or a Batch; this is {data!r:.80}")
     count = 0

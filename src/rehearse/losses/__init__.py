@@ -4,25 +4,15 @@ A loss is called ``loss(logits, batch, replayed)``: ``replayed`` is False for th
 samples. Torch's loss modules and any callable ``(logits, y)`` with one value per sample are accepted too.
 """
 
-from ..batch import Kind
-from .ace import AsymmetricCrossEntropy
-from .base import CrossEntropy, Loss, Remembering, at_least_float32, class_targets, columns_to_store, per_sample
-from .convert import as_loss
-from .der import DRAW, DarkExperience
-from .soft import soft_cross_entropy
-
-__all__ = [
-    "DRAW",
-    "AsymmetricCrossEntropy",
-    "CrossEntropy",
-    "DarkExperience",
-    "Kind",
-    "Loss",
-    "Remembering",
-    "as_loss",
-    "at_least_float32",
-    "class_targets",
-    "columns_to_store",
-    "per_sample",
-    "soft_cross_entropy",
-]
+from ..batch import Kind as Kind
+from .ace import AsymmetricCrossEntropy as AsymmetricCrossEntropy
+from .base import CrossEntropy as CrossEntropy
+from .base import Loss as Loss
+from .base import Remembering as Remembering
+from .base import at_least_float32 as at_least_float32
+from .base import class_targets as class_targets
+from .base import columns_to_store as columns_to_store
+from .base import per_sample as per_sample
+from .convert import as_loss as as_loss
+from .der import DRAW as DRAW
+from .der import DarkExperience as DarkExperience

@@ -11,18 +11,19 @@ from .base import at_least_float32, class_targets, per_sample
 
 
 class AsymmetricCrossEntropy:
-    """ACE (Caccia et al. 2022): what arrives does not push away the classes that are not there.
+    """ACE (Caccia et al. 2022): incoming samples do not lower the logits of absent classes.
 
         incoming   ℓ = −log ( exp(s_y) / Σ_{c ∈ C(B_n)} exp(s_c) )     over the classes of the incoming batch alone
         replayed   ℓ = −log ( exp(s_y) / Σ_c exp(s_c) )                over all outputs
 
-    Differs from the source: replayed rows are judged over all outputs instead of all classes seen so far, so that the
-    loss needs no state; outputs of classes that never came are only ever pushed down.
+    Differs from the source: the loss of replayed samples is over all outputs instead of all classes seen so far, so
+    that the loss needs no state. Outputs of classes that were never seen only ever decrease.
     """
 
     kind: Kind | None = "classes"
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        """Return one value per sample."""
         logits = at_least_float32(logits)
         y = batch.y.long() if replayed else class_targets(logits, batch.y)
         if not replayed:

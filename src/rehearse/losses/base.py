@@ -40,24 +40,17 @@ def columns_to_store(loss: Loss, logits: Tensor) -> dict[str, Tensor]:
 
 def class_targets(logits: Tensor, y: Tensor) -> Tensor:
     """Return the labels as cross-entropy wants them, or raise an error that says what is wrong with them."""
-    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InvalidType(
-            f"class labels must be integers, these are {y.dtype}; for values, or several labels per sample, give a "
-            "loss: loss=nn.MSELoss(), or nn.BCEWithLogitsLoss()"
-        )
+    if y.is_floating_point() or y.dtype == torch.bool:
+        raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
-        raise InvalidInput(
-            f"labels of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
-        )
-    y = y.long()
+        shapes = f"labels of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
+        raise InvalidInput(shapes)
+    y, outputs = y.long(), logits.shape[1]
     low, high = (int(bound) for bound in torch.aminmax(y))
     if low < 0:
         raise InvalidInput(f"label {low} is negative; classes are numbered from 0 on")
-    if high >= logits.shape[1]:
-        raise InvalidInput(
-            f"label {high} is outside the model's {logits.shape[1]} outputs "
-            f"(0 to {logits.shape[1] - 1}); grow the head first, or renumber the labels"
-        )
+    if high >= outputs:
+        raise InvalidInput(f"label {high} is outside the model's {outputs} outputs; grow the head, or renumber labels")
     return y
 
 

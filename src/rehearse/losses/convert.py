@@ -15,7 +15,7 @@ from .base import CrossEntropy, Loss, at_least_float32, class_targets, per_sampl
 
 
 class _FromModule:
-    """One of torch's loss modules, asked for one value an element and averaged over what is not a row."""
+    """One of torch's loss modules, without its reduction and averaged by sample."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = copy.copy(module)
@@ -25,6 +25,7 @@ class _FromModule:
         self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        """Return one value per sample."""
         logits, y = at_least_float32(logits), batch.y
         if not self._classes:
             y = _value_targets(logits, y)
@@ -32,40 +33,30 @@ class _FromModule:
             y = y.to(logits.dtype)  # a probability for each class
         else:
             y = y.long() if replayed else class_targets(logits, y)
-        return per_sample(_asked(self._module, logits, y), len(batch))
+        return per_sample(_judge(self._module, logits, y), len(batch))
 
 
 class _FromCallable:
-    """A user's ``(logits, y)``. What the outputs mean is read off the targets."""
+    """A user's ``(logits, y)``, or ``(logits, batch, replayed)`` if it is ``full``."""
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self._function = function
-        self.kind: Kind | None = None
+    def __init__(self, function: Callable[..., Tensor], full: bool) -> None:
+        self._function, self._full = function, full
+        self.kind: Kind | None = getattr(function, "kind", None)  # None: the targets decide
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
-        values = _asked(self._function, at_least_float32(logits), batch.y)
-        n = len(batch)
+        """Return one value per sample."""
+        n, arguments = len(batch), (batch, replayed) if self._full else (batch.y,)
+        values = _judge(self._function, at_least_float32(logits), *arguments)
         if n > 1 and values.shape == (n, n) and logits.shape == (n, 1) and batch.y.shape == (n,):
             raise InvalidInput(
                 f"the loss compares all {n} outputs with all {n} targets: outputs have shape ({n}, 1), targets ({n},); "
-                "give targets of shape (rows, 1), or squeeze the outputs in your loss"
+                "give targets of shape (samples, 1), or squeeze the outputs in your loss"
             )
         return per_sample(values, n)
 
 
-class _FromFull:
-    """A user's ``(logits, batch, replayed)``."""
-
-    def __init__(self, function: Callable[[Tensor, Batch, bool], Tensor]) -> None:
-        self._function = function
-        self.kind: Kind | None = getattr(function, "kind", None)
-
-    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
-        return per_sample(_asked(self._function, at_least_float32(logits), batch, replayed), len(batch))
-
-
 def as_loss(loss: Any) -> Loss:
-    """Any of the accepted forms as a `Loss`; None is cross-entropy."""
+    """Return any of the accepted forms as a `Loss`; None is cross-entropy."""
     if loss is None:
         return CrossEntropy()
     if isinstance(loss, nn.modules.loss._Loss):
@@ -77,13 +68,13 @@ def as_loss(loss: Any) -> Loss:
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):
-        return _FromCallable(loss)
+        return _FromCallable(loss, full=False)
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return _FromFull(loss) if len(needed) == 3 else _FromCallable(loss)
+    return _FromCallable(loss, full=len(needed) == 3)
 
 
-def _asked(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """What the user's loss says, or a refusal in place of torch's complaint."""
+def _judge(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Call the user's loss; torch's errors become ours."""
     try:
         return function(*arguments)
     except RehearseError:
@@ -93,12 +84,8 @@ def _asked(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def _value_targets(logits: Tensor, y: Tensor) -> Tensor:
-    """Targets with the shape of the outputs: a model with one output may be given plain numbers."""
-    y = y.to(logits.dtype)
-    if y.shape != logits.shape:
-        if y.numel() != logits.numel() or len(y) != len(logits):
-            raise InvalidInput(
-                f"targets of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
-            )
-        y = y.reshape(logits.shape)
-    return y
+    """Return targets with the shape of the outputs: a model with one output accepts plain numbers."""
+    if y.numel() != logits.numel() or len(y) != len(logits):
+        shapes = f"targets of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
+        raise InvalidInput(shapes)
+    return y.to(logits.dtype).reshape(logits.shape)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Kind
+from ..checks import check_not_negative
 from ..errors import InvalidInput
 from .base import at_least_float32
 from .convert import as_loss
@@ -17,26 +18,26 @@ DRAW: Final = "draw"
 
 
 class DarkExperience:
-    """DER++ (Buzzega et al. 2020): memories are replayed with the logits that the network gave them when they came.
+    """DER++ (Buzzega et al. 2020): samples are replayed with the logits that the network gave them on arrival.
 
         incoming   ℓ
-        replayed   α · mean_c (s_c − s̃_c)² + β · ℓ          s̃: the logits stored when the row arrived
+        replayed   α · mean_c (s_c − s̃_c)² + β · ℓ          s̃: the logits stored when the sample arrived
 
-    with ℓ the ``loss``, cross-entropy unless said otherwise; β = 0 is DER. The mean is over the logits that were
-    stored: a head that has grown since has more outputs, of which the memory knows nothing.
+    ℓ is the ``loss``, cross-entropy by default; β = 0 is DER. The mean is over the logits that were stored: outputs
+    that a head has gained since take no part.
 
-    Differs from the source: one replayed batch bears both terms. Recalled by `lab.draws.Draws(…, 2)`, the first draw
-    bears the α term and the second the β term, as published.
+    Differs from the source: one replayed batch has both terms. Retrieved by `lab.draws.Draws(…, 2)`, the first draw
+    has the α term and the second the β term, as published.
     """
 
     def __init__(self, alpha: float = 0.1, beta: float = 0.5, loss: Any = None) -> None:
-        for name, weight in (("alpha", alpha), ("beta", beta)):
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
-                raise InvalidInput(f"{name} is {weight!r}; the weight of a term must not be negative")
+        """Set the weights α and β, and ℓ."""
+        check_not_negative(alpha=alpha, beta=beta)
         self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        """Return one value per sample."""
         if not replayed:
             return self.loss(logits, batch, False)
         distance = _distance(at_least_float32(logits), batch.columns["logits"])
@@ -49,11 +50,12 @@ class DarkExperience:
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return the logits, to be stored."""
         return {"logits": at_least_float32(logits.detach())}
 
 
 def _distance(logits: Tensor, stored: Tensor) -> Tensor:
-    """The mean squared distance of each row's logits from its stored ones; what was not stored (NaN) takes no part."""
+    """Return the mean squared distance of each sample's logits from its stored ones; NaN was not stored."""
     logits = logits[:, : stored.shape[1]]
     known = ~stored.isnan()
     differences = logits - torch.where(known, stored, logits.detach())

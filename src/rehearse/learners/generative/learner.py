@@ -16,14 +16,14 @@ from ...checks import check_not_negative, check_positive, check_second, check_sw
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
 from ...latent import Elbo, View
-from ...losses import as_loss, soft_cross_entropy
+from ...losses import as_loss
 from ...network import NamedGradient, Network
 from ...random import RandomState, borrowed
 from ...states import load_network_state, network_state
 from ...undo import Operations, all_or_nothing, run
 from ..base import Learner
 from .imagined import Imagined, Retrieved, check_generator, naming_the_search
-from .objectives import Objective, classifier_objective, generator_objective
+from .objectives import Objective, classifier_objective, generator_objective, soft_cross_entropy
 from .retrieval import LatentRetrieval, check_retrievals
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time

@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...checks import check_coefficients
 from ...latent import Elbo, View, divergence, entropy, gaussian_kl
+from ...losses import at_least_float32
 from ...random import RandomState, borrowed
 
 Decode = Literal["own", "previous"]
@@ -39,6 +41,16 @@ class Coefficients:
 
     def __post_init__(self) -> None:
         check_coefficients(**asdict(self))
+
+
+def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
+    """Return −Σ q log softmax(logits), one value per sample; classes that q does not have are of probability 0.
+
+    A class of logit −∞ adds nothing if q is 0 there, and makes the loss infinite otherwise.
+    """
+    logits = at_least_float32(logits)
+    q, lowest = F.pad(probabilities, (0, logits.shape[1] - probabilities.shape[1])), torch.finfo(logits.dtype).min
+    return F.cross_entropy(torch.where(q > 0, logits, logits.clamp_min(lowest)), q, reduction="none")
 
 
 def diversity(z: Tensor) -> Tensor:
