@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 import rehearse
+from rehearse.lab.streams import from_arrays
 from rehearse.latent import Elbo, gaussian_kl
 from rehearse.learners import Coefficients, GenerativeReplay, LatentRetrieval
-from rehearse.lab.streams import from_arrays
 
 random = np.random.default_rng(0)
 y = np.repeat(np.arange(10), 100)
@@ -52,7 +52,7 @@ for name, learner in (("no replay", new_learner(replay_weight=0.0)), ("replay", 
         learner.observe(batch.x, batch.y, batch.task)
     print(f"{name}: {(learner.predict(x[:500]).numpy() == y[:500]).mean():.0%} of the first task")
 
-print(learner.search_report()["classifier"])
+print(learner.diagnostics()["search"]["classifier"])
 rehearse.save(learner, "learner.rehearse")
 rehearse.load("learner.rehearse", into=(again := new_learner()))
 print("the same predictions after loading:", torch.equal(again.predict(x), learner.predict(x)))

@@ -46,7 +46,7 @@ except KeyboardInterrupt:
 
 resumed = new_learner()
 rehearse.load(checkpoint, into=resumed)
-position = resumed.rows_observed // 10
+position = resumed.samples_observed // 10
 print(f"going on from batch {position}")
 run(resumed, start=position)
 
