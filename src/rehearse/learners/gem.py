@@ -80,6 +80,7 @@ class GEM(Learner):
         super().__init__(network, as_loss(loss), memory=memory)
         check_positive(updates=updates)
         check_not_negative(margin=margin)
+        _nnls()  # a missing extra is found now, not in the middle of a stream
         self.margin, self.updates = margin, updates
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
@@ -141,11 +142,7 @@ def project(g: Tensor, past: Tensor, margin: float = 0.0) -> Tensor:
 
 def _nearest(b: Tensor, units: Tensor) -> Tensor:
     """b + Gᵀu with u = argmin ‖Gᵀu + b‖² over u ≥ 0."""
-    try:
-        from scipy.optimize import nnls  # here, so that importing the package does not need scipy
-    except ImportError as problem:
-        raise MissingExtra("scipy", "gem") from problem
-
+    nnls = _nnls()
     size = b.norm()
     if size == 0:
         return b
@@ -167,3 +164,12 @@ def _flat(gradient: NamedGradient, parameters: dict[str, Tensor]) -> Tensor:
     """A gradient as one vector in double precision; zero where a parameter has none."""
     parts = [gradient.get(name, torch.zeros_like(value)).flatten() for name, value in parameters.items()]
     return torch.cat(parts).double()
+
+
+def _nnls() -> Any:
+    """Return scipy's non-negative least squares; imported here, so that the library does not need scipy."""
+    try:
+        from scipy.optimize import nnls
+    except ImportError as problem:
+        raise MissingExtra("scipy", "gem") from problem
+    return nnls
