@@ -133,11 +133,11 @@ class MappedFile:
                 )
             mapped = mmap.mmap(descriptor, size)
             mapped.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
+            self._map, self._descriptor, self._close = mapped, descriptor, weakref.finalize(self, release, descriptor)
         except BaseException:
-            os.close(descriptor)
+            if self._close is None:
+                os.close(descriptor)
             raise
-        self._map, self._descriptor = mapped, descriptor
-        self._close = weakref.finalize(self, release, descriptor)
         self._name, self._layout = header.name, layout
         self._last, self._confirmed = header.last, header.confirmed
         rows = np.frombuffer(mapped, dtype=np.uint8, offset=header.size, count=self.capacity * layout.row_bytes)
