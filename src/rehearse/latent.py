@@ -1,78 +1,84 @@
-"""Search in a latent space: gradient ascent on an objective over z, and what a generator must offer for it."""
+"""Search in a latent space: gradient ascent on an objective over z, and the protocols of the networks behind it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from numbers import Integral
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from .checks import is_number
 from .errors import InvalidInput
 from .losses import at_least_float32
 from .network import Network
+from .undo import Restore
 
 
 class Elbo(NamedTuple):
-    """The negative evidence lower bound in its two parts, one value a row each."""
+    """The negative evidence lower bound in its two parts, one value per sample each."""
 
     reconstruction: Tensor
     kl: Tensor
 
     def total(self, beta: float = 1.0) -> Tensor:
-        """reconstruction + β · KL; β = 1 is the bound itself."""
+        """Return reconstruction + β · KL; β = 1 is the bound itself."""
         return self.reconstruction + beta * self.kl
 
 
 def gaussian_kl(mean: Tensor, log_variance: Tensor) -> Tensor:
-    """KL(N(μ, diag σ²) ‖ N(0, I)) = ½ Σ (μ² + σ² − 1 − log σ²), one value a row."""
+    """Return KL(N(μ, diag σ²) ‖ N(0, I)) = ½ Σ (μ² + σ² − 1 − log σ²), one value per sample."""
     return 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1)
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ p (log p − log q); classes that are impossible under p, or that only q has, add nothing."""
+    """Return KL(p ‖ q) = Σ p (log p − log q); classes that are impossible under p, or that only q has, add nothing."""
     ratio = (log_p - log_q[:, : log_p.shape[1]]).masked_fill(log_p == -math.inf, 0)
     return (log_p.exp() * ratio).sum(1)
 
 
 def entropy(log_p: Tensor) -> Tensor:
-    """H(p) = −Σ p log p: 0 where the classifier is certain."""
+    """Return H(p) = −Σ p log p: 0 where the classifier is certain."""
     return -(log_p.exp() * log_p.clamp_min(torch.finfo(log_p.dtype).min)).sum(1)  # 0 log 0 = 0
 
 
 @runtime_checkable
 class Generator(Protocol):
-    """The small surface that a generator needs, besides being an ``nn.Module``.
+    """What a generator defines, besides being an ``nn.Module``.
 
-    ``latent`` is the size of z, whose prior is the standard normal. Inputs are what the classifier sees, after
-    ``prepare``; ``decode`` gives such inputs back.
+    ``latent`` is the size of z, whose prior is the standard normal. Inputs are those of the classifier, after
+    ``prepare``; ``decode`` returns such inputs.
     """
 
     latent: int
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of q(z|x), one row an example."""
+        """Return mean and log-variance of q(z|x), one row per sample."""
 
     def decode(self, z: Tensor) -> Tensor:
-        """The mean of p(x|z)."""
+        """Return the mean of p(x|z)."""
 
     def loss(self, x: Tensor) -> Elbo:
-        """−ELBO of each row, in its two parts."""
+        """Return −ELBO of each sample, in its two parts."""
 
 
 @runtime_checkable
 class Autoencoder(Protocol):
-    """The small surface that an autoencoder needs, besides being an ``nn.Module``: inputs are what the classifier
-    sees, after ``prepare``; a code is a tensor of floats of any shape, the same for every row."""
+    """What an autoencoder defines, besides being an ``nn.Module``.
+
+    Inputs are those of the classifier, after ``prepare``. A code is a tensor of floats of any shape, the same for
+    every sample.
+    """
 
     def encode(self, x: Tensor) -> Tensor:
-        """The code of each row."""
+        """Return the code of each sample."""
 
     def decode(self, code: Tensor) -> Tensor:
-        """Inputs again, one for each code."""
+        """Return an input for each code."""
 
 
 class View(NamedTuple):
@@ -81,6 +87,11 @@ class View(NamedTuple):
     network: Network
     tensors: Mapping[str, Tensor]
     dtype: torch.dtype | None = None
+
+    @classmethod
+    def scoring(cls, network: Network, tensors: Mapping[str, Tensor]) -> View:
+        """Return a view in the precision of scoring."""
+        return cls(network, tensors, network.precision.scoring)
 
     def classify(self, x: Tensor) -> Tensor:
         """Return log-probabilities."""
@@ -103,29 +114,36 @@ class View(NamedTuple):
 
 @dataclass
 class LatentSearch:
-    """z ← z + step_size · ∇objective(z), ``steps`` times.
+    """z ← z + step_size · ∇objective(z), ``steps`` times; counts what it did.
 
-    All points are moved together, as one batch: ``objective`` gives one number for all of them. As it is a sum over
+    All points are moved together, as one batch: the objective is one number for all of them. As it is a sum over
     points, the step of a point does not depend on how many there are. With 0 steps the points stay where they start.
 
-    A search that ends in anything but finite numbers gives None, so that the caller replays plain samples instead;
-    ``searches`` and ``fallbacks`` count how often that was asked and had to be done.
+    Attributes:
+        steps: The number of steps.
+        step_size: The factor of the gradient.
+        searches: How often it searched.
+        fallbacks: How often the result could not be used, so that the caller replayed other samples.
+        measured: How many searches were measured.
+        sums: Over these, the sums of what was measured.
     """
 
     steps: int = 10
     step_size: float = 0.1
-    searches: int = 0
-    fallbacks: int = 0
+    searches: int = field(default=0, init=False)
+    fallbacks: int = field(default=0, init=False)
+    measured: int = field(default=0, init=False)
+    sums: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        """Check the arguments."""
         if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
             raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
-        number = isinstance(self.step_size, Real) and not isinstance(self.step_size, bool)
-        if not number or not 0 < self.step_size < math.inf:
+        if not is_number(self.step_size) or not 0 < self.step_size < math.inf:
             raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be a positive number")
 
     def __call__(self, objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
-        """The points that ascending from ``start`` leads to, or None if they are not finite."""
+        """Return the points that ascending from ``start`` leads to, or None if they are not finite."""
         z = start.detach()
         with torch.enable_grad():
             for _ in range(self.steps):
@@ -137,3 +155,30 @@ class LatentSearch:
             return z
         self.fallbacks += 1
         return None
+
+    def note(self, values: Sequence[Tensor]) -> None:
+        """Add the means of what one search measured, if they are finite."""
+        means = torch.stack([value.mean() for value in values])
+        if bool(means.isfinite().all()):
+            self.measured += 1
+            sums = zip(self.sums or [0.0] * len(values), means.tolist(), strict=True)
+            self.sums = [total + mean for total, mean in sums]
+
+    def report(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the counts, and the means of what was measured, by name."""
+        counts = {"searches": self.searches, "fallbacks": self.fallbacks, "measured": self.measured}
+        means = {name: total / self.measured for name, total in zip(names, self.sums, strict=False)}
+        return counts | dict.fromkeys(names) | means
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the counts."""
+        return partial(self.load_state_dict, self.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {name: getattr(self, name) for name in ("searches", "fallbacks", "measured", "sums")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        self.searches, self.fallbacks, self.measured = (int(state[n]) for n in ("searches", "fallbacks", "measured"))
+        self.sums = list(map(float, state["sums"]))

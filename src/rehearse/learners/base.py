@@ -84,8 +84,8 @@ class Learner(ABC):
 
     @property
     def samples_passed(self) -> int:
-        """The number of samples passed forward so far."""
-        return self.network.samples_passed
+        """The number of samples passed forward so far, through all networks."""
+        return sum(network.samples_passed for network in self._networks())
 
     @property
     def forward_passes(self) -> float:

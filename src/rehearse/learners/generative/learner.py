@@ -15,7 +15,7 @@ from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_part
 from ...checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
-from ...latent import Elbo, View
+from ...latent import Elbo, LatentSearch, View
 from ...losses import as_loss
 from ...network import NamedGradient, Network
 from ...random import RandomState, borrowed
@@ -46,8 +46,14 @@ class Past(NamedTuple):
     """Batches since the snapshot."""
     samples: int = 0
     """Samples of the present task."""
-    gradients: tuple[NamedGradient | None, NamedGradient | None] = (None, None)
-    """Of the last steps, for retrievals with ``gradient="stale"``."""
+    gradients: tuple[NamedGradient | None, ...] = (None, None)
+    """Of the last steps of both networks, for retrievals with ``gradient="stale"``."""
+
+    def copied(self, device: torch.device | str) -> Past:
+        """Return a copy on a device."""
+        previous = None if self.previous is None else Previous(*(_copied(one, device) for one in self.previous))
+        gradients = (None if one is None else NamedGradient(_copied(one, device)) for one in self.gradients)
+        return self._replace(previous=previous, gradients=tuple(gradients))
 
 
 class GenerativeReplay(Learner):
@@ -59,18 +65,19 @@ class GenerativeReplay(Learner):
         θ    ← SGD(B_n ∪ B_C, α)                   ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_C)
         φ, γ ← SGD(B_n ∪ B_G, α)                   likewise of −ELBO with its KL part weighted by β
 
-    No sample is stored. ``memories`` samples per incoming sample are decoded by the previous generator and labeled by
+    No sample is stored. ``memories`` samples per incoming sample are decoded by the previous generator and labeled with
     the previous classifier's probabilities; there is no replay before the first snapshot. ``updates`` steps are taken
-    on each incoming batch, with one retrieval for all of them (``reuse``) or a new one for each. β grows with the rows
-    of the task, rows / ``warmup``, up to ``beta``.
+    on each incoming batch, with one retrieval for all of them (``reuse``) or a new one for each. β grows with the
+    samples of the task, samples / ``warmup``, up to ``beta``.
 
-    Any classifier fits, and any generator with the surface of `rehearse.latent.Generator`. Incoming and replayed rows
-    pass together. In the search every network is in eval mode: interference is not to be the noise of dropout.
+    Any classifier can be used, and any generator that implements `rehearse.latent.Generator`. Incoming and replayed
+    samples pass together. In the search every network is in eval mode: the noise of dropout is not interference.
 
-    Differs from the authors' program: the look-ahead step is that of the incoming batch (theirs repeats the last step
-    on the previous one: ``gradient="stale"``); all points of a search are one batch, and the diversity term is over
-    all their pairs (theirs compares equal rows of successive rounds); labels are learned by cross-entropy without a
-    floor of 1e-5 for small probabilities. ``forward_passes`` counts rows through the classifier or the generator.
+    Differs from the reference implementation: the virtual step is that of the incoming batch (there it repeats the
+    last step on the previous one: ``gradient="stale"``); all points of a search are one batch, and the diversity term
+    is over all their pairs (there it compares points of the same position in successive rounds); labels are learned by
+    cross-entropy without a floor of 1e-5 for small probabilities. ``forward_passes`` counts samples through the
+    classifier or the generator.
     """
 
     def __init__(
@@ -119,12 +126,9 @@ class GenerativeReplay(Learner):
             InvalidInput: If a number is out of range.
             InvalidType: If an argument is of the wrong type.
         """
-        random = RandomState(seed)
-        network = Network(classifier, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
-        super().__init__(network, as_loss(None))
-        self.generator_network = Network(
-            generator, generator_optimizer, precision=precision, clip=clip, random=random, name="generator"
-        )
+        shared: dict[str, Any] = {"precision": precision, "clip": clip, "random": RandomState(seed)}
+        super().__init__(Network(classifier, optimizer, prepare=prepare, **shared), as_loss(None))
+        self.generator_network = Network(generator, generator_optimizer, name="generator", **shared)
         check_second(generator, "generator", ("latent", "encode", "decode", "loss"))
         check_retrievals(classifier_retrieval, generator_retrieval)
         check_switches(reuse=reuse)
@@ -153,11 +157,6 @@ class GenerativeReplay(Learner):
         self.generator_network.optimizer = optimizer
 
     @property
-    def samples_passed(self) -> int:
-        """The number of samples passed forward so far through either network."""
-        return sum(network.samples_passed for network in self._networks())
-
-    @property
     def present_beta(self) -> float:
         """The weight of the KL part now: it grows from 0 in every task."""
         return self._beta(self.past)
@@ -165,7 +164,7 @@ class GenerativeReplay(Learner):
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id)
-        with self.lock, all_or_nothing(*self._networks(), *self._retrievals().values()) as commit:
+        with self.lock, all_or_nothing(*self._networks(), *self._searches()) as commit:
             with self.network.training(), self.generator_network.training():
                 batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
                 operations: Operations = ()
@@ -183,7 +182,9 @@ class GenerativeReplay(Learner):
         if for_classifier is None:
             return Step(first.losses[0])
         _, loss, replayed_loss = first.losses
-        return Step(loss, replayed_loss, for_classifier.batch(), for_classifier.scores())
+        x, probabilities, interference = for_classifier.ranked()
+        replayed = Batch(x, probabilities.argmax(1), columns={"probabilities": probabilities})
+        return Step(loss, replayed_loss, replayed, interference)
 
     def end_task(self) -> None:
         """Take a snapshot: θ′, φ′, γ′ ← θ, φ, γ."""
@@ -223,28 +224,27 @@ class GenerativeReplay(Learner):
     def _beta(self, past: Past) -> float:
         return min(past.samples / self.warmup, self.beta)
 
-    def _stale(self, first: Descended, second: Descended) -> tuple[NamedGradient | None, NamedGradient | None]:
-        """Return the last steps' gradients, where a retrieval asks for them."""
-        kept = [
-            done.gradient() if retrieval is not None and retrieval.gradient == "stale" else None
-            for retrieval, done in ((self.classifier_retrieval, first), (self.generator_retrieval, second))
-        ]
-        return kept[0], kept[1]
+    def _stale(self, *done: Descended) -> tuple[NamedGradient | None, ...]:
+        """Return the last steps' gradients, if a retrieval asks for them."""
+        both = zip(done, (self.classifier_retrieval, self.generator_retrieval), strict=True)
+        return tuple(one.gradient() if own is not None and own.gradient == "stale" else None for one, own in both)
 
     # --------------------------------------------------------------------------------------------------- retrieval
 
     def _retrieve_for_classifier(self, batch: Batch, past: Past) -> Imagined | None:
         """Return B_C: the points where θᵛ departs most from θ′ (Eq. 2), decoded and labeled."""
         previous, retrieval, network = past.previous, self.classifier_retrieval, self.network
-        if previous is None or retrieval is None:
-            return None if previous is None else self._imagined(previous, self._prior(self.memories * len(batch)))
+        if previous is None:
+            return None
+        if retrieval is None:
+            return self._imagined(previous, self._prior(self.memories * len(batch)))
         gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
-        network.twin.follow()
-        ahead, dtype = retrieval.view_ahead(network, gradient), network.precision.scoring
-        tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
-        decoder = View(self.generator_network, previous.generator, self.generator_network.precision.scoring)
-        objective = classifier_objective(retrieval.coefficients, decoder, View(network, tensors, dtype), ahead)
-        return self._imagined(previous, *self._search(retrieval, objective, batch, previous))
+        with self._evaluating():
+            tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
+            decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
+            ahead = retrieval.view_ahead(network, gradient)
+            objective = classifier_objective(retrieval.coefficients, decoder, before, ahead)
+            return self._imagined(previous, *self._search(retrieval, objective, batch, previous))
 
     def _retrieve_for_generator(self, batch: Batch, past: Past) -> Imagined | None:
         """Return B_G: the points where φᵛ, γᵛ depart most from φ′, γ′ (Eq. 3), decoded."""
@@ -254,36 +254,38 @@ class GenerativeReplay(Learner):
         if retrieval is None:
             return self._imagined(previous, self._prior(self.memories * len(batch)), labeled=False)
         gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
-        network.twin.follow()
-        self.network.twin.follow()
-        snapshot, dtype = retrieval.reference == "snapshot", network.precision.scoring
-        ahead = retrieval.view_ahead(network, gradient)
-        before = View(network, previous.generator if snapshot else network.twin.tensors(), dtype)
-        tensors = previous.classifier if snapshot else self.network.twin.tensors()
-        classifier = View(self.network, tensors, self.network.precision.scoring)
-        objective = generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
-        z, interference = self._search(retrieval, objective, batch, previous)
-        if not retrieval.coefficients.reconstruction:
-            for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws of an earlier version (decision 0021)
-                self._prior(times * len(z))
-        return self._imagined(previous, z, interference, labeled=False)
+        with self._evaluating():
+            now = Previous(self.network.twin.tensors(), network.twin.tensors())
+            of_classifier, of_generator = previous if retrieval.reference == "snapshot" else now
+            classifier, before = View.scoring(self.network, of_classifier), View.scoring(network, of_generator)
+            ahead = retrieval.view_ahead(network, gradient)
+            objective = generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
+            z, interference = self._search(retrieval, objective, batch, previous)
+            if not retrieval.coefficients.reconstruction:
+                for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws of an earlier version: decision 0021
+                    self._prior(times * len(z))
+            return self._imagined(previous, z, interference, labeled=False)
 
     def _search(
         self, retrieval: LatentRetrieval, objective: Objective, batch: Batch, previous: Previous
     ) -> tuple[Tensor, Tensor]:
-        """Return points of high objective and their interference. All networks are in eval mode: no dropout."""
+        """Return points of high objective and their interference."""
         start = self._prior if retrieval.init == "prior" else partial(self._codes, previous, batch.x)
-        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
-            return retrieval(objective, self.memories * len(batch), start, self._prior)
+        return retrieval(objective, self.memories * len(batch), start, self._prior)
 
     def _imagined(
         self, previous: Previous, z: Tensor, interference: Tensor | None = None, labeled: bool = True
     ) -> Imagined:
         """Return X′ = g_γ′(z) with y_pre = f_θ′(X′); the generator needs no labels."""
-        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
+        with self._evaluating():
             x = View(self.generator_network, previous.generator).decode(z)
             labels = View(self.network, previous.classifier).classify(x).exp() if labeled else x.new_empty(len(x), 0)
         return Imagined(x, labels, interference)
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
+            yield
 
     def _codes(self, previous: Previous, x: Tensor, points: int) -> Tensor:
         """Draw z ~ q_φ′(x), over and over the incoming samples."""
@@ -363,20 +365,16 @@ class GenerativeReplay(Learner):
 
     def retrieve(self, x: Tree, y: Any) -> Retrieved:
         """Return what a step of the present task on this batch would replay: Figures 2 and 3. Changes nothing."""
-        with self._looking():
+        with self._looking(), borrowed(self.network.random), contextlib.ExitStack() as undo:
+            for search in self._searches():
+                undo.callback(search.snapshot())
             batch = self._prepared(checked_batch(x, y))
-            restores = [network.snapshot() for network in self._networks()]
-            restores += [retrieval.snapshot() for retrieval in self._retrievals().values()]
             past = self.past._replace(samples=self.past.samples + len(batch))
-            try:
-                with self.network.training(), self.generator_network.training():
-                    found = [f(batch, past) for f in (self._retrieve_for_classifier, self._retrieve_for_generator)]
-            finally:
-                for restore in restores:
-                    restore()
-        inits = [None if one is None else one.init for one in (self.classifier_retrieval, self.generator_retrieval)]
-        shown = [None if one is None else one.shown(init) for one, init in zip(found, inits, strict=True)]
-        return Retrieved(batch.x, *shown)
+            found = self._retrieve_for_classifier(batch, past), self._retrieve_for_generator(batch, past)
+        both = zip(found, (self.classifier_retrieval, self.generator_retrieval), strict=True)
+        # Samples whose search starts from the incoming ones stay in their order, each below its own.
+        ranked = [one.ranked() if one and own and own.init == "prior" else one for one, own in both]
+        return Retrieved(batch.x, *(None if one is None else one.x for one in ranked))
 
     def diagnostics(self) -> dict[str, Any]:
         """Return searches, fallbacks, and mean interference and entropy around a search, for both networks."""
@@ -397,13 +395,7 @@ class GenerativeReplay(Learner):
         """See `Learner.to`; the previous networks move too."""
         with self.lock:
             super().to(device)
-            previous, gradients = self.past.previous, self.past.gradients
-            if previous is not None:
-                previous = Previous(*({name: t.to(device) for name, t in tensors.items()} for tensors in previous))
-            moved = [
-                None if one is None else NamedGradient({n: t.to(device) for n, t in one.items()}) for one in gradients
-            ]
-            self.past = self.past._replace(previous=previous, gradients=(moved[0], moved[1]))
+            self.past = self.past.copied(device)
         return self
 
     def _networks(self) -> list[Network]:
@@ -413,6 +405,9 @@ class GenerativeReplay(Learner):
         both = {"classifier": self.classifier_retrieval, "generator": self.generator_retrieval}
         return {name: retrieval for name, retrieval in both.items() if retrieval is not None}
 
+    def _searches(self) -> list[LatentSearch]:
+        return [retrieval.search for retrieval in self._retrievals().values()]
+
     def _own_state(self) -> dict[str, Any]:
         previous, *rest, gradients = self.past
         return {
@@ -420,7 +415,7 @@ class GenerativeReplay(Learner):
             "previous": None if previous is None else [dict(tensors) for tensors in previous],
             "counts": rest,
             "gradients": [None if gradient is None else dict(gradient) for gradient in gradients],
-            "retrievals": {name: retrieval.state_dict() for name, retrieval in self._retrievals().items()},
+            "retrievals": {name: retrieval.search.state_dict() for name, retrieval in self._retrievals().items()},
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
@@ -428,13 +423,10 @@ class GenerativeReplay(Learner):
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         load_network_state(self.generator_network, state["generator"])
-        previous, gradients = state["previous"], state["gradients"]
-        copies = None if previous is None else Previous(*({k: v.clone() for k, v in held.items()} for held in previous))
-        kept = [None if gradient is None else NamedGradient(gradient) for gradient in gradients]
         batches, samples = map(int, state["counts"])
-        self.past = Past(copies, batches, samples, (kept[0], kept[1]))
+        self.past = Past(state["previous"], batches, samples, state["gradients"]).copied(self.device)
         for name, retrieval in self._retrievals().items():
-            retrieval.load_state_dict(state["retrievals"][name])
+            retrieval.search.load_state_dict(state["retrievals"][name])
 
 
 def _joined(batch: Batch, replayed: Imagined | None) -> Tensor:
@@ -442,8 +434,10 @@ def _joined(batch: Batch, replayed: Imagined | None) -> Tensor:
     if replayed is None:
         return x
     if x.shape[1:] != replayed.x.shape[1:]:
-        raise InvalidInput(
-            f"inputs of this batch have shape {tuple(x.shape[1:])} per sample, those that the generator makes have "
-            f"{tuple(replayed.x.shape[1:])}"
-        )
+        own, imagined = tuple(x.shape[1:]), tuple(replayed.x.shape[1:])
+        raise InvalidInput(f"inputs of this batch have shape {own} per sample, those of the generator {imagined}")
     return torch.cat([x, replayed.x])
+
+
+def _copied(tensors: Tensors, device: torch.device | str) -> dict[str, Tensor]:
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}

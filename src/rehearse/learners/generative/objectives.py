@@ -1,4 +1,4 @@
-"""What the search in latent space looks for: Eq. 2 and 3 of the paper, term by term, one value a point each."""
+"""What the search in latent space looks for: Eq. 2 and 3 of the paper, term by term, one value per point each."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ...random import RandomState, borrowed
 
 Decode = Literal["own", "previous"]
 Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
-# Of so many searches one is measured, where that takes passes of its own. It divides no round number of batches, so
-# that none of a task's is met more often than others.
+# Searches per measured one, if measuring takes passes of its own. It divides no round number of batches, so that no
+# batch of a task is measured more often than others.
 MEASURED_EVERY: Final = 7
 
 
@@ -27,10 +27,14 @@ MEASURED_EVERY: Final = 7
 class Coefficients:
     """The weight of each term; a term of weight 0 is not computed.
 
-    ``kl`` and ``reconstruction`` weigh interference (the classifier's has the former alone), ``entropy`` the
-    uncertainty of the previous classifier, which is subtracted, ``diversity`` the distances between the points, and
-    ``shell`` the distance from the shell where the prior lives, which is subtracted. The defaults are the published
-    ones of Split MNIST, whose cross-entropy 0.1 and entropy 1 are KL 0.1 and entropy 0.9.
+    The defaults are the published ones of Split MNIST, whose cross-entropy 0.1 and entropy 1 are KL 0.1, entropy 0.9.
+
+    Attributes:
+        kl: Of the KL part of interference.
+        reconstruction: Of its reconstruction part, which only the generator has.
+        entropy: Of the uncertainty of the previous classifier, which is subtracted.
+        diversity: Of the distances between the points.
+        shell: Of the distance from the shell where the prior has its mass, which is subtracted.
     """
 
     kl: float = 0.1
@@ -40,7 +44,12 @@ class Coefficients:
     shell: float = 0.0
 
     def __post_init__(self) -> None:
+        """Check the weights."""
         check_coefficients(**asdict(self))
+
+    def weights(self) -> dict[str, float]:
+        """Return the weights of the terms that networks compute, by name."""
+        return {"kl": self.kl, "reconstruction": self.reconstruction, "entropy": -self.entropy}
 
 
 def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
@@ -54,7 +63,7 @@ def soft_cross_entropy(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def diversity(z: Tensor) -> Tensor:
-    """1/(n−1) Σ_{i<j} |z_i − z_j|² / D over all pairs, as one number: 0 where all points are one.
+    """Return 1/(n−1) Σ_{i<j} |z_i − z_j|² / D over all pairs, as one number: 0 if all points are the same.
 
     The sum over pairs is n times the sum of squared distances from the mean.
     """
@@ -64,7 +73,7 @@ def diversity(z: Tensor) -> Tensor:
 
 
 def shell(z: Tensor) -> Tensor:
-    """(|z| − √D)²: how far a point is from where nearly all of the prior's mass lies."""
+    """Return (|z| − √D)², the distance of a point from where nearly all of the prior's mass lies."""
     distance: Tensor = torch.linalg.vector_norm(z, dim=1) - math.sqrt(z.shape[1])
     return distance.square()
 
@@ -73,9 +82,13 @@ def shell(z: Tensor) -> Tensor:
 class Objective:
     """Σ_i [kl · KL_i + reconstruction · R_i − entropy · H_i − shell · S_i] + diversity · D(Z), to be maximized.
 
-    ``interference`` names the terms whose sum is the interference; where some of them weigh nothing, to measure them
-    takes passes that the search does not need, and ``measured_every`` says of how many searches one is. ``first`` are
-    the terms of the points that it was asked about first, where a search starts.
+    Attributes:
+        coefficients: The weights.
+        terms: Computes the named terms of points.
+        interference: The names of the terms whose sum is the interference.
+        measured_every: How many searches there are per measured one: measuring terms of weight 0 takes passes that the
+            search does not need.
+        first: The terms of the first points, where a search starts.
     """
 
     coefficients: Coefficients
@@ -85,58 +98,46 @@ class Objective:
     first: dict[str, Tensor] | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
+        """Return the objective of all points, as one number."""
         total = self.scores(z).sum()
         return total + self.coefficients.diversity * diversity(z) if self.coefficients.diversity else total
 
     def scores(self, z: Tensor) -> Tensor:
-        """What each point contributes by itself."""
-        c, weights = self.coefficients, self._weights()
-        wanted = [name for name, weight in weights.items() if weight]
-        total = 0 * z.sum(1)  # depends on z, so that there is a gradient even where no term is wanted
-        found = self.terms(z, wanted) if wanted else {}
+        """Return what each point contributes by itself."""
+        weights = {name: weight for name, weight in self.coefficients.weights().items() if weight}
+        total = 0 * z.sum(1)  # depends on z, so that there is a gradient even without terms
+        found = self.terms(z, weights) if weights else {}
         if self.first is None:
             self.first = {name: value.detach() for name, value in found.items()}
-        for name in wanted:
-            total = total + weights[name] * found[name]
-        return total - c.shell * shell(z) if c.shell else total
+        for name, weight in weights.items():
+            total = total + weight * found[name]
+        return total - self.coefficients.shell * shell(z) if self.coefficients.shell else total
 
-    @torch.no_grad()
     def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Interference and entropy of each point, whatever they weigh; terms that are known are not computed again."""
+        """Return interference and entropy of each point, whatever their weights; known terms are not computed again."""
         return self._measured(z, self.interference, known or {})
 
-    @torch.no_grad()
     def judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The same at no more passes than a step of the search takes: where that is less, by what weighs of it."""
-        weights = self._weights()
-        weighed = tuple(name for name in self.interference if weights[name])
-        return self._measured(z, self.interference if self.measured_every == 1 else weighed, {})
+        """Return the same with no more passes than a step of the search: possibly without terms of weight 0."""
+        weights = self.coefficients.weights()
+        parts = [name for name in self.interference if self.measured_every == 1 or weights[name]]
+        return self._measured(z, parts, {})
 
+    @torch.no_grad()
     def _measured(self, z: Tensor, parts: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        found = dict(known)
-        missing = [name for name in (*parts, "entropy") if name not in found]
-        if missing:
-            found |= self.terms(z, missing)
-        total = torch.zeros_like(found["entropy"])
-        for name in parts:
-            total = total + found[name]
-        return total, found["entropy"]
-
-    def _weights(self) -> dict[str, float]:
-        c = self.coefficients
-        return {"kl": c.kl, "reconstruction": c.reconstruction, "entropy": -c.entropy}
+        missing = [name for name in (*parts, "entropy") if name not in known]
+        found = {**known, **(self.terms(z, missing) if missing else {})}
+        return sum((found[name] for name in parts), torch.zeros_like(found["entropy"])), found["entropy"]
 
 
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, ahead: View) -> Objective:
-    """Eq. 2: KL(y_pre ‖ ŷ) − α H(y_pre), with y_pre = f_θ′(g(z)) and ŷ = f_θᵛ(g(z))."""
+    """Return Eq. 2: KL(y_pre ‖ ŷ) − α H(y_pre), with y_pre = f_θ′(g(z)) and ŷ = f_θᵛ(g(z))."""
 
     def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
         x = generator.decode(z)
         log_pre = reference.classify(x)
         found = {"entropy": entropy(log_pre)}
-        if "kl" in wanted:
-            found["kl"] = divergence(log_pre, ahead.classify(x))
-        return found
+        return found | {"kl": divergence(log_pre, ahead.classify(x))} if "kl" in wanted else found
 
     return Objective(coefficients, terms, ("kl",))
 
@@ -144,14 +145,14 @@ def classifier_objective(coefficients: Coefficients, generator: View, reference:
 def generator_objective(
     coefficients: Coefficients, classifier: View, reference: View, ahead: View, decode: Decode
 ) -> Objective:
-    """Eq. 3: what the ahead step adds to the two parts of −ELBO; and the entropy of the previous classifier.
+    """Return Eq. 3: the rise of the two parts of −ELBO by the virtual step, and the previous classifier's entropy.
 
-    As written, each side judges what its own decoder makes of z; with ``decode="previous"`` both judge what the
-    reference makes of it, as the published runs do.
+    In the paper each side judges what its own decoder makes of z. With ``decode="previous"`` both judge what the
+    reference makes of it, as in the published runs.
     """
 
-    # One draw of the noise of q(z|x) serves both sides and all steps: what differs between two points is the points.
-    # Where reconstruction weighs nothing it is only measured, always with the same noise and without drawing any.
+    # One draw of the noise of q(z|x) serves both sides and all steps, so that points differ by themselves alone. If
+    # reconstruction has weight 0 it is only measured, always with the same noise, and no noise is drawn.
     noise = RandomState(int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0)
 
     def judged(network: View, x: Tensor) -> Elbo:
@@ -167,9 +168,7 @@ def generator_objective(
         elif "kl" in wanted:
             after_kl = gaussian_kl(*ahead.encode(ahead.decode(z) if decode == "own" else x))
             found = {"kl": after_kl - gaussian_kl(*reference.encode(x))}
-        if "entropy" in wanted:
-            found["entropy"] = entropy(classifier.classify(x))
-        return found
+        return found | {"entropy": entropy(classifier.classify(x))} if "entropy" in wanted else found
 
     measured_every = 1 if coefficients.reconstruction else MEASURED_EVERY
     return Objective(coefficients, terms, ("kl", "reconstruction"), measured_every)
