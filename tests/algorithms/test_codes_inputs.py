@@ -14,9 +14,9 @@ from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.lab.predictors import own_metrics
 from rehearse.learners import CodeReplay, CodeSearch
-from rehearse.learners.codes import update as updates
+from rehearse.learners.codes import coded as coded_memory
 from rehearse.learners.codes.codec import Codec
-from rehearse.learners.codes.update import Update
+from rehearse.learners.codes.coded import Update
 from rehearse.nets import ConvAutoencoder, make_network
 from rehearse.undo import all_or_nothing
 from sameness import assert_same
@@ -186,7 +186,7 @@ def test_a_failed_step_of_begin_task_is_undone(step: int) -> None:
 def test_codes_are_written_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner()
     run(made, tasks=1)
-    monkeypatch.setattr(updates, "BLOCK", 5)
+    monkeypatch.setattr(coded_memory, "BLOCK", 5)
     before, rewrite, calls = made.state_dict(), made.memory.rewrite, []
 
     def failing(slots: Tensor, codes: Tensor) -> None:
@@ -329,13 +329,13 @@ class Odd(ConvAutoencoder):
 @pytest.mark.parametrize(
     ("method", "change", "words"),
     [
-        ("encode", lambda codes: (codes, codes), "of 5 inputs it makes a tuple"),
-        ("encode", lambda codes: codes.sum((1, 2, 3)), r"of 5 inputs it makes \(5,\)"),
-        ("decode", lambda samples: (samples, samples), "come back from the autoencoder as a tuple"),
+        ("encode", lambda codes: (codes, codes), "for 5 inputs it returns a tuple"),
+        ("encode", lambda codes: codes.sum((1, 2, 3)), r"for 5 inputs it returns \(5,\)"),
+        ("decode", lambda samples: (samples, samples), "decode returns a tuple"),
         (
             "decode",
             lambda samples: samples[:1],
-            r"of shape \(5, 1, 4, 4\) come back from the autoencoder with shape \(1, 1",
+            r"decode returns \(1, 1, 4, 4\) for inputs of shape \(5, 1",
         ),
     ],
 )

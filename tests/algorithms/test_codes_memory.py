@@ -14,10 +14,9 @@ from rehearse.errors import InvalidInput
 from rehearse.lab.predictors import alternative_predictors
 from rehearse.learners import CodeReplay
 from rehearse.learners.codes import coded as coded_memory
-from rehearse.learners.codes import update as updates
 from rehearse.learners.codes.codec import Codec
+from rehearse.learners.codes.coded import Update
 from rehearse.learners.codes.search import distinct_neighbours
-from rehearse.learners.codes.update import Update
 from rehearse.nets import ConvAutoencoder
 from rehearse.network import Network
 from sameness import assert_same, differences
@@ -307,7 +306,7 @@ def test_an_update_of_the_codes_is_computed_before_any_is_written(monkeypatch: p
     made = learner()
     run(made, tasks=1)
     codes = made.memory.all().x
-    monkeypatch.setattr(updates, "BLOCK", 5)
+    monkeypatch.setattr(coded_memory, "BLOCK", 5)
     encode, calls = Codec.encode, []
 
     def refused(self: Any, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,21 +15,21 @@ from ...network import Network
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]
-LEVELS = 255  # steps between the lowest and the highest value that a byte can hold
+LEVELS: Final = 255  # steps between the lowest and the highest value of a byte
 
 
 @dataclass(frozen=True)
 class Codec:
-    """An autoencoder as it was: what the stored codes were made with, and what they are read with.
+    """An autoencoder at one point of its training: it made the stored codes, and reads them.
 
-    As long as it stays, everything that the classifier sees (incoming, replayed and predicted samples) has gone
-    through the same encoder and decoder, in the same number of bits, always in float32.
+    As long as it stays the same, everything that the classifier sees (incoming, replayed and predicted samples) has
+    passed the same encoder and decoder, in the same number of bits, always in float32.
 
     Attributes:
         network: The autoencoder.
-        tensors: Its parameters and buffers as they were.
-        codes: The dtype that codes are stored in. As ``uint8`` each channel has a scale and an offset of its own, for
-            all samples; `calibrated_on` sets them, and what lies beyond is clipped.
+        tensors: Its parameters and buffers at that point.
+        codes: The dtype of stored codes. As ``uint8`` each channel has a scale and an offset of its own, for all
+            samples; `calibrated_on` sets them, and values outside are clipped.
         statistics: Which statistics batch-norm uses: the ``running`` ones, or those of the ``batch``, as in the
             reference implementation, whose predictions then depend on what is predicted together.
         low: The lowest value of each channel, for bytes.
@@ -56,8 +56,8 @@ class Codec:
         return cls(network, network.frozen(), codes, statistics)
 
     def renewed(self) -> Codec:
-        """Return the same with the autoencoder as it is now; bytes need to be calibrated again."""
-        return Codec(self.network, self.network.frozen(), self.codes, self.statistics)
+        """Return the same with the present autoencoder; bytes need to be calibrated again."""
+        return Codec.of(self.network, self.codes, self.statistics)
 
     @property
     def calibrated(self) -> bool:
@@ -68,21 +68,21 @@ class Codec:
         """Return a codec whose bytes cover the codes of these inputs."""
         if self.codes != "uint8":
             return self
-        floats = [self._encoded(part) for part in parts]
-        low = torch.stack([part.amin(_all_but_channels(part)) for part in floats]).amin(0)
-        high = torch.stack([part.amax(_all_but_channels(part)) for part in floats]).amax(0)
+        channels = [self._encoded(part).transpose(0, 1).flatten(1) for part in parts]
+        low = torch.stack([values.amin(1) for values in channels]).amin(0)
+        high = torch.stack([values.amax(1) for values in channels]).amax(0)
         return replace(self, low=low, step=((high - low) / LEVELS).clamp_min(torch.finfo(low.dtype).tiny))
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the codes of inputs, as they are stored."""
         if not self.calibrated:
-            raise InvalidInput("codes of 8 bits need a scale first: train on a task, or calibrate on some inputs")
+            raise InvalidInput("codes of 8 bits need a scale first: call begin_task or observe before")
         floats = self._encoded(x)
         if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
             raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
         if self.codes == "uint8":
-            low, step = _by_channel(self.low, floats), _by_channel(self.step, floats)
-            return ((floats - low) / step).round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
+            levels = (floats - _by_channel(self.low, floats)) / _by_channel(self.step, floats)
+            return levels.round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
         stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
         if not bool(stored.isfinite().all()):
             raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
@@ -106,14 +106,14 @@ class Codec:
             return self.decode(self.floats(stored))
 
     def through(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the codes of inputs as they are stored, and what can be read from those."""
+        """Return the codes of inputs as they are stored, and the inputs read from those."""
         stored = self.encode(x)
         rebuilt = self.read(stored)
         check_rebuilt(x, rebuilt)
         return stored, rebuilt
 
     def rebuild(self, x: Tensor) -> Tensor:
-        """Return what can be read from the codes of inputs; as long as bytes have no scale, from codes as floats."""
+        """Return the inputs read from the codes of inputs; as long as bytes have no scale, from codes as floats."""
         if self.calibrated:
             return self.through(x)[1]
         codes = self._encoded(x)
@@ -149,8 +149,8 @@ class Codec:
         for name, own in (("codes", self.codes), ("statistics", self.statistics)):
             if state[name] != own:
                 raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
-        own_shapes = {name: tensor.shape for name, tensor in self.tensors.items()}
-        if {name: tensor.shape for name, tensor in state["tensors"].items()} != own_shapes:
+        shapes, saved = ({name: t.shape for name, t in of.items()} for of in (self.tensors, state["tensors"]))
+        if shapes != saved:
             raise CheckpointError("the saved codes were made by another autoencoder")
         loaded = replace(self, tensors=dict(state["tensors"]), low=state["low"], step=state["step"])
         return loaded.to(self.network.device)
@@ -162,37 +162,32 @@ class Codec:
         return floats
 
     def _ask(self, method: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-        tensors = self.tensors
-        if self.statistics == "batch":  # a pass would move them
-            buffers = {name for name, _ in self.network.model.named_buffers()}
-            tensors = {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
+        tensors = self.tensors if self.statistics == "running" else with_own_buffers(self.network, self.tensors)
         coded: Tensor = self.network.ask(method, x, tensors, dtype)
         return coded
 
 
+def with_own_buffers(network: Network, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with copies of the buffers, for passes that move them."""
+    buffers = {name for name, _ in network.model.named_buffers()}
+    return {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
+
+
 def check_codes(x: Tensor, codes: Any) -> None:
-    """Refuse what an encoder made of these inputs if it cannot be stored and searched."""
+    """Check that codes of these inputs can be stored and searched."""
     if not isinstance(codes, Tensor) or not codes.is_floating_point() or codes.ndim < 2 or len(codes) != len(x):
         found = tuple(codes.shape) if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
-        raise InvalidInput(
-            "the autoencoder must encode inputs as one tensor of floats, a row of one or more numbers for each input; "
-            f"of {len(x)} inputs it makes {found}"
-        )
+        needed = "autoencoder.encode must return one tensor of floats, one or more numbers per sample"
+        raise InvalidInput(f"{needed}; for {len(x)} inputs it returns {found}")
 
 
 def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
-    """Refuse what a decoder gave back for these inputs if it is something else than inputs."""
+    """Check that a decoder returned inputs."""
     if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
-        found = (
-            f"with shape {tuple(rebuilt.shape)}" if isinstance(rebuilt, Tensor) else f"as a {type(rebuilt).__name__}"
-        )
-        raise InvalidInput(f"inputs of shape {tuple(x.shape)} come back from the autoencoder {found}")
-
-
-def _all_but_channels(codes: Tensor) -> list[int]:
-    return [0, *range(2, codes.ndim)]
+        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
+        raise InvalidInput(f"autoencoder.decode returns {found} for inputs of shape {tuple(x.shape)}")
 
 
 def _by_channel(values: Tensor, codes: Tensor) -> Tensor:
-    """One value a channel, in the shape that fits codes."""
+    """Return one value per channel, in a shape that fits the codes."""
     return values.view(1, -1, *[1] * (codes.ndim - 2))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...checks import check_positive
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -18,14 +21,15 @@ from ...random import RandomState, borrowed, numpy_generator
 from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
 from .codec import Codec, check_codes, check_rebuilt
-from .update import CALIBRATION_SAMPLES, Form, Update, read_ahead, renewed, sizes
 
 Refresh = Literal["epoch", "task"]
+BLOCK: Final = 500  # codes updated at once
+CALIBRATION_SAMPLES: Final = 1000
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long the autoencoder is trained, on how many samples at a time, and when codes are brought up to date."""
+    """How long the autoencoder is trained, on how many samples at a time, and when codes are updated."""
 
     epochs: int
     budget: int  # codes replayed in a step
@@ -33,10 +37,35 @@ class Schedule:
     refresh: Refresh
     refresh_every: int
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        check_positive(autoencoder_epochs=self.epochs, autoencoder_budget=self.budget)
+        check_positive(autoencoder_batch=self.batch, refresh_every=self.refresh_every)
+        if self.refresh not in get_args(Refresh):
+            raise InvalidInput(f"refresh is {self.refresh!r}; it must be {' or '.join(get_args(Refresh))}")
+
     def steps(self, samples: int) -> tuple[int, int]:
         """Return the number of steps in an epoch of so many samples, and in all epochs."""
         an_epoch = samples // min(self.batch, samples)
         return an_epoch, an_epoch * self.epochs
+
+
+class Form(NamedTuple):
+    """Dtype and shape of an input, which its code does not show."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor) -> Form:
+        """Return the form of these inputs."""
+        return cls(str(x.dtype), tuple(x.shape[1:]))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of one input."""
+        size: int = getattr(torch, self.dtype.removeprefix("torch.")).itemsize
+        return size * math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -55,23 +84,42 @@ class Coding:
     """Of incoming samples."""
 
 
+class Update(NamedTuple):
+    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), computed before any is written: one of them may be invalid."""
+
+    before: Codec
+    after: Codec
+    codes: list[tuple[Tensor, Tensor]]  # slots, and their new codes
+
+    @classmethod
+    def of(cls, codec: Codec, memory: Memory, sample: Tensor) -> Update:
+        """Compute the codes that the present autoencoder gives all stored samples."""
+        new = renewed(codec, memory, sample)
+        blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
+        return cls(codec, new, [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks])
+
+    def code(self, codes: Tensor) -> Tensor:
+        """Return new codes in place of some that are not stored yet."""
+        return self.after.encode(self.before.read(codes))
+
+
 class CodedMemory:
     """Codes, what reads them, and what trains that.
 
         θ_ae ← Adam(∇ MSE(θ_ae(B), B))     B: incoming inputs, and inputs read from codes
 
-    With one seed, two learners that retrieve differently train the same autoencoder and hold the same codes at every
-    step, unless it draws random numbers even outside its training.
+    With one seed, two learners that retrieve differently train the same autoencoder and store the same codes at every
+    step, unless the autoencoder draws random numbers even outside its training.
     """
 
     def __init__(self, memory: Memory, network: Network, codec: Codec, schedule: Schedule, seed: int) -> None:
         """Combine the parts.
 
         Args:
-            memory: Holds the codes.
+            memory: Stores the codes.
             network: The autoencoder, with random numbers of its own.
             codec: Reads and writes the codes now.
-            schedule: When to train, and when to bring codes up to date.
+            schedule: When to train, and when to update the codes.
             seed: Of the order of samples and of the codes that are replayed.
         """
         self.memory, self.network, self.schedule, self.seed = memory, network, schedule, seed
@@ -85,7 +133,7 @@ class CodedMemory:
         ready: Callable[[Tensor], Tensor],
         on_step: Callable[[int, int], None] | None,
     ) -> None:
-        """Train on a task's inputs and on what is read from codes, from where that stands. Each step is atomic.
+        """Train on a task's inputs and on inputs read from codes, or resume that. Each step is atomic.
 
         Args:
             x: All inputs of the task.
@@ -107,14 +155,13 @@ class CodedMemory:
                     changes, slots = self.memory.changes, self.memory.slots(excluded)
                     with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
                         read = read_ahead(self.now.codec, self.memory, slots, len(x))
-                    if again:  # after a stop, which must not count
+                    if again:  # after an interruption, which must not count
                         self.network.samples_passed = passed
                 self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
                 if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
                     self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
-                done = task if step + 1 == steps else None
-                begun, form = (task, len(x), step + 1), Form.of(x)
-                self.now = replace(self.now, begun=begun, input=form, prepared_task=done)
+                done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
+                self.now = replace(self.now, begun=begun, input=Form.of(x), prepared_task=done)
                 commit(())
             if on_step is not None:
                 on_step(step + 1, steps)
@@ -135,7 +182,7 @@ class CodedMemory:
             self.now = replace(self.now, codec=renewed(self.now.codec, self.memory, x))
 
     def _train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
-        """Take one step on these inputs and on what is read from the codes at some of these slots."""
+        """Take one step on these inputs and on inputs read from the codes at some of these slots."""
         network = self.network
         if len(slots):
             generator = numpy_generator(self.seed, f"autoencoder, step {self.now.steps}")
@@ -156,7 +203,7 @@ class CodedMemory:
         self.now = replace(self.now, steps=self.now.steps + 1)
 
     def _order(self, samples: int, epoch: int, task: int) -> Any:
-        """Return in which order a task's samples come in an epoch."""
+        """Return the order of a task's samples in an epoch."""
         return numpy_generator(self.seed, f"autoencoder, task {task}, epoch {epoch}").permutation(samples)
 
     def update_if_due(self, x: Tensor) -> Update | None:
@@ -166,28 +213,36 @@ class CodedMemory:
             return Update.of(self.now.codec, self.memory, x)
         return None
 
-    def write(self, update: Update | None) -> None:
-        """Bring the codes up to date, inside `all_or_nothing`."""
-        if update is not None:
-            self.now = replace(self.now, codec=update.write(self.memory))
+    def write(self, update: Update) -> None:
+        """Write new codes, inside `all_or_nothing`."""
+        for slots, codes in update.codes:
+            self.memory.rewrite(slots, codes)
+        self.now = replace(self.now, codec=update.after)
 
     def check(self, x: Tensor) -> None:
-        """Refuse inputs of another form than before: a memory of codes could not notice."""
-        if self.now.input is not None:
-            self.now.input.check(x)
+        """Check that inputs have the form of those before: their codes would not show it."""
+        before, now = self.now.input, Form.of(x)
+        if before is not None and now.shape != before.shape:
+            raise InvalidInput(f"inputs of this batch have shape {now.shape}, those before had {before.shape}")
+        if before is not None and now.dtype != before.dtype:
+            raise InvalidInput(f"inputs of this batch are {now.dtype}, those before were {before.dtype}; convert them")
 
     def sizes(self) -> dict[str, int]:
-        """Return the bytes of the memory, beside those of as many raw inputs."""
-        return sizes(self.memory, self.now.codec, self.now.input)
+        """Return the bytes of the memory with everything in it, and those of an equal memory of raw inputs."""
+        memory, image = self.memory, 0 if self.now.input is None else self.now.input.nbytes
+        code = Form.of(memory.get(memory.slots()[:1]).x).nbytes if len(memory) else 0
+        return {
+            "codes": len(memory),
+            "bytes": memory.nbytes,
+            "bytes_as_inputs": memory.nbytes + len(memory) * (image - code),
+            "code_bytes": code,
+            "input_bytes": image,
+            "autoencoder_bytes": self.now.codec.nbytes,
+        }
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the codes; the memory restores the codes themselves."""
-        now = self.now
-
-        def restore() -> None:
-            self.now = now
-
-        return restore
+        return partial(setattr, self, "now", self.now)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the memory."""
@@ -217,3 +272,28 @@ class CodedMemory:
             int(state["unprepared_batches"]),
             None if state["input"] is None else Form(*state["input"]),
         )
+
+
+def renewed(codec: Codec, memory: Memory, sample: Tensor) -> Codec:
+    """Return the present autoencoder as a codec.
+
+    Bytes cover the codes of up to 1,000 of the given samples, and of as many stored ones.
+    """
+    new = codec.renewed()
+    if new.calibrated:
+        return new
+    stored, parts = memory.slots(), [sample[:CALIBRATION_SAMPLES]]
+    if len(stored):
+        parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
+    return new.calibrated_on(parts)
+
+
+def read_ahead(codec: Codec, memory: Memory, slots: Tensor, samples: int) -> Tensor | None:
+    """Return the inputs of the codes at these slots, read once for an epoch in which most are replayed several times.
+
+    This is for up to twice as many codes as the task has samples, which are in memory anyway. More codes are read as
+    they are drawn, and the result is None.
+    """
+    if not 0 < len(slots) <= 2 * samples or codec.statistics == "batch":
+        return None
+    return torch.cat([codec.read(memory.get(some).x) for some in torch.split(slots, BLOCK)])

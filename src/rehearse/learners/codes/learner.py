@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +23,9 @@ from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
 from ...undo import Restore, all_or_nothing, run
 from ..base import Learner
-from .codec import Codec, CodeType, Statistics
-from .coded import CodedMemory, Refresh, Schedule
+from .codec import Codec, CodeType, Statistics, with_own_buffers
+from .coded import CodedMemory, Form, Refresh, Schedule, renewed
 from .search import CodeSearch, check_search
-from .update import Form, renewed
 
 
 class CodeReplay(Learner):
@@ -33,26 +33,24 @@ class CodeReplay(Learner):
 
         θ_ae ← Adam(MSE)                        ``autoencoder_epochs`` over the task, given to `begin_task`
         θᵛ   ← θ − α ∇ℓ(B_n)                    the virtual step, for the search alone
-        h, B̃_n ← Encode(B_n), Decode(h)         what arrives is autoencoded
-        B_M  ← the stored codes to recall, decoded
+        h, B̃_n ← Encode(B_n), Decode(h)         the incoming batch is autoencoded
+        B_M  ← the stored codes to replay, decoded
         M    ← UpdateMemory(h)
         θ    ← SGD(B̃_n ∪ B_M, α)                [(1 − s) Σ ℓ(B̃_n) + s Σ ℓ(B_M)] / (|B̃_n| + |B_M|),  s = ``replay_share``
 
-    The memory holds codes (any `Memory`; their dtype is ``codes``). The autoencoder learns from what arrives together
-    with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each epoch
-    or each task (``refresh``), every code is read with the old autoencoder and written with the new one. Without
-    `begin_task`, or without tasks, it takes ``autoencoder_epochs`` steps on each batch as it comes, and the codes are
-    brought up to date after 2, 4, 8, … and then every ``refresh_every`` batches.
+    The memory stores codes (any `Memory`; their dtype is ``codes``). The autoencoder learns from incoming inputs
+    together with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each
+    epoch or each task (``refresh``), every code is read with the old autoencoder and written with the new one. Without
+    `begin_task`, or without tasks, it takes ``autoencoder_epochs`` steps on each incoming batch, and the codes are
+    updated after 2, 4, 8, … and then every ``refresh_every`` batches.
 
-    ``autoencode_incoming`` and ``autoencode_test`` say whether the classifier sees what arrives, and what it is asked
-    about, through the autoencoder; ``autoencode_virtual`` the same for the batch of the virtual step. Incoming and
-    recalled rows pass the classifier together. ``copies`` recalls so many times fewer codes, each so many times.
+    Incoming and replayed samples pass the classifier together.
 
-    Differs from the authors' program: the first task is autoencoded like all others; all that the classifier sees has
-    gone through one and the same autoencoder, which does not move while the classifier learns; recalled codes are
-    distinct (``copies=10`` for ten codes ten times); batch-norm of the autoencoder uses running statistics outside its
-    training (``statistics="batch"``: those of what passes together); no slot is left out when codes are brought up to
-    date. ``forward_passes`` counts rows through the classifier, the encoder or the decoder.
+    Differs from the reference implementation: the first task is autoencoded like all others; everything that the
+    classifier sees has passed one and the same autoencoder, which does not move while the classifier learns; replayed
+    codes are distinct (``copies=10`` for ten codes ten times); batch-norm of the autoencoder uses running statistics
+    outside its training (``statistics="batch"``: those of what passes together); no slot is left out when codes are
+    updated. ``forward_passes`` counts samples through the classifier, the encoder or the decoder.
     """
 
     memory: Memory
@@ -105,10 +103,10 @@ class CodeReplay(Learner):
             autoencoder_batch: Inputs of the task in a step of the autoencoder.
             autoencode_incoming: Whether the classifier sees incoming samples through the autoencoder.
             autoencode_test: Whether it sees what it predicts through the autoencoder.
-            autoencode_virtual: The same for the batch of the virtual step.
+            autoencode_virtual: Whether the virtual step is of the autoencoded batch.
             codes: The dtype of stored codes.
             statistics: Which statistics the autoencoder's batch-norm uses outside its training.
-            refresh: Whether codes are brought up to date after each ``epoch`` or each ``task``.
+            refresh: Whether codes are updated after each ``epoch`` or each ``task``.
             refresh_every: Batches between updates of the codes if tasks are not prepared.
             snapshot_every: Batches between snapshots of the classifier if tasks are unknown.
             exclude_current_task: Whether codes of the incoming batch's task are not replayed.
@@ -128,28 +126,14 @@ class CodeReplay(Learner):
         check_second(autoencoder, "autoencoder", ("encode", "decode"))
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
-        check_positive(
-            budget=budget,
-            copies=copies,
-            updates=updates,
-            autoencoder_epochs=autoencoder_epochs,
-            autoencoder_budget=autoencoder_budget,
-            autoencoder_batch=autoencoder_batch,
-            refresh_every=refresh_every,
-            snapshot_every=snapshot_every,
-        )
+        schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
+        check_positive(budget=budget, copies=copies, updates=updates, snapshot_every=snapshot_every)
         if budget % copies:
             raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
         if not is_number(replay_share) or not 0 <= replay_share <= 1:
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
-        if refresh not in get_args(Refresh):
-            raise InvalidInput(f"refresh is {refresh!r}; it must be {' or '.join(get_args(Refresh))}")
-        check_switches(
-            autoencode_incoming=autoencode_incoming,
-            autoencode_test=autoencode_test,
-            autoencode_virtual=autoencode_virtual,
-            exclude_current_task=exclude_current_task,
-        )
+        check_switches(autoencode_incoming=autoencode_incoming, autoencode_test=autoencode_test)
+        check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
         if search is not None:
             check_search(search, budget // copies)
         super().__init__(network, as_loss(None), memory=memory)
@@ -159,7 +143,6 @@ class CodeReplay(Learner):
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
         self.autoencode_virtual = autoencode_virtual
         self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
-        schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
         self.coded = CodedMemory(memory, coding, Codec.of(coding, codes, statistics), schedule, seed)
         self.previous: dict[str, Tensor] | None = None  # θ′, for the search alone
         self._batches_since_snapshot = 0
@@ -179,18 +162,15 @@ class CodeReplay(Learner):
         """What reads and writes the codes now."""
         return self.coded.now.codec
 
-    @property
-    def samples_passed(self) -> int:
-        """The number of samples passed so far through the classifier, the encoder or the decoder."""
-        return sum(network.samples_passed for network in self._networks())
-
     # --------------------------------------------------------------------------------------------- the classifier
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the autoencoded batch and from decoded codes, then store its codes; see `Learner.observe`."""
         incoming, memory, coded = self._accept(x, y, task, id), self.memory, self.coded
+        self._accepted_inputs(incoming.x)
+        searches = [] if self.search is None else [self.search.search]
         prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
-        with self.lock, all_or_nothing(*self._networks(), memory, coded, self) as commit:
+        with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *searches) as commit:
             with self.network.training():
                 batch = self._enter(incoming, prepared)
                 codes, rebuilt = coded.now.codec.through(batch.x)  # h, B̃_n
@@ -208,7 +188,7 @@ class CodeReplay(Learner):
                 step = self.network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
             if update is not None:
                 stored = replace(stored, x=update.code(codes))
-            coded.write(update)
+                coded.write(update)
             memory.keep(stored, columns)  # M ← UpdateMemory(h)
             batches = coded.now.unprepared_batches + (not prepared)
             coded.now = replace(coded.now, input=Form.of(incoming.x), unprepared_batches=batches)
@@ -263,14 +243,13 @@ class CodeReplay(Learner):
 
     def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
-        network, dtype = self.network, self.network.precision.scoring
+        network = self.network
         gradient = self.plain.virtual_gradient(virtual).gradient
         with network.looking("scoring"), self.codec.looking():
             before, after = network.twin.tensors(), network.twin.tensors() | network.look_ahead(gradient)
-            if self.previous is not None:  # a pass moves the buffers
-                buffers = {name for name, _ in self.model.named_buffers()}
-                before = {name: t.clone() if name in buffers else t for name, t in self.previous.items()}
-            views = View(network, before, dtype), View(network, after, dtype)
+            if self.previous is not None:
+                before = with_own_buffers(network, self.previous)
+            views = View.scoring(network, before), View.scoring(network, after)
             try:
                 return search.retrieve(self.memory, self.codec, codes, *views, excluded, count)
             except RehearseError:
@@ -294,16 +273,15 @@ class CodeReplay(Learner):
 
     def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int, int], None] | None = None) -> None:
         """Train the autoencoder on the task, unless that has been done already; see `Learner.begin_task`."""
-        if data is None:
-            return
-        check_task(data, task)
-        if not len(data):
+        if data is not None:
+            check_task(data, task)
+        if not data:
             return
         with self.lock:
             self.coded.prepare(self._accepted_inputs(data.x), task, self._excluded(task), self._inputs, on_step)
 
     def rebuild(self, x: Tree) -> Tensor:
-        """Return what is left of inputs after they have been stored: what the classifier learns from."""
+        """Return inputs as they are read after they have been stored: what the classifier learns from."""
         return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
 
     def reconstruction_errors(self, x: Tree) -> Tensor:
@@ -311,7 +289,7 @@ class CodeReplay(Learner):
         return torch.cat([(after - x).square().flatten(1).double().mean(1) for x, after in self._rebuilt(x)])
 
     def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
-        """Return prepared inputs, and what is left of them, part by part."""
+        """Return prepared inputs, and the same read from their codes, part by part."""
         with self._looking(), borrowed(self.network.random):
             prepared = [self._inputs(part) for part in tree_parts(checked_inputs(x))]
             return [(part, self.codec.rebuild(part)) for part in prepared]
@@ -353,11 +331,6 @@ class CodeReplay(Learner):
     def _look_ahead(self) -> tuple[VirtualStep, Layers]:
         return "sgd", "all"
 
-    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
-        incoming = super()._accept(x, y, task, id)
-        self._accepted_inputs(incoming.x)
-        return incoming
-
     def _accepted_inputs(self, x: Tree) -> Tensor:
         """Return inputs that are one tensor, and look like those before."""
         x = checked_inputs(x)
@@ -385,22 +358,15 @@ class CodeReplay(Learner):
         return [self.network, self.coded.network]
 
     def snapshot(self) -> Restore:
-        """Return a function that restores the previous classifier and what the search counted."""
-        previous, batches = self.previous, self._batches_since_snapshot
-        search = None if self.search is None else self.search.snapshot()
-
-        def restore() -> None:
-            self.previous, self._batches_since_snapshot = previous, batches
-            if search is not None:
-                search()
-
-        return restore
+        """Return a function that restores the previous classifier."""
+        now = {name: vars(self)[name] for name in ("previous", "_batches_since_snapshot")}
+        return partial(vars(self).update, now)
 
     def _own_state(self) -> dict[str, Any]:
         return self.coded.state_dict() | {
             "previous": None if self.previous is None else dict(self.previous),
             "batches_since_snapshot": self._batches_since_snapshot,
-            "search": None if self.search is None else self.search.state_dict(),
+            "search": None if self.search is None else self.search.search.state_dict(),
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
@@ -412,4 +378,4 @@ class CodeReplay(Learner):
         self.previous = None if previous is None else {name: tensor.clone() for name, tensor in previous.items()}
         self._batches_since_snapshot = int(state["batches_since_snapshot"])
         if self.search is not None:
-            self.search.load_state_dict(state["search"])
+            self.search.search.load_state_dict(state["search"])
