@@ -9,13 +9,25 @@ import torch
 from torch import nn
 
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
-from rehearse.compute import prepare_symmetric, prepare_unit
+from rehearse.batchnorm import Joint
 from rehearse.errors import InvalidInput
-from rehearse.lab import experiment
-from rehearse.lab.experiment import with_precision
-from rehearse.lab.methods import COMMON, METHODS, Problem, build, find_method, precision_of, prepare_for, resolve
+from rehearse.lab import setup
+from rehearse.lab.batchnorm import Published
+from rehearse.lab.methods import (
+    COMMON,
+    METHODS,
+    Problem,
+    build,
+    find_method,
+    precision_of,
+    prepare_for,
+    prepare_symmetric,
+    resolve,
+)
+from rehearse.lab.setup import with_precision
 from rehearse.lab.spec import Spec, load_spec_values, named_specs
 from rehearse.lab.streams import STREAMS
+from rehearse.network import prepare_unit
 from sameness import assert_same, differences
 
 
@@ -115,7 +127,9 @@ def test_what_is_built() -> None:
     )
     assert isinstance(learner, Replay)
     assert isinstance(learner.retrieval, MostInterfered)
-    assert (learner.updates, learner.budget, learner.batchnorm, learner.memory.capacity) == (3, 7, "joint", 500)
+    assert (learner.updates, learner.budget, learner.memory.capacity) == (3, 7, 500)
+    assert isinstance(learner.batchnorm, Joint)
+    assert isinstance(tiny(resolve("er", "split-mnist")).batchnorm, Published)
     assert (learner.retrieval.candidates, learner.retrieval.criterion) == (50, "mi2")
     assert [group["lr"] for group in learner.optimizer.param_groups] == [0.3]
     assert tiny(resolve("er-mir", "split-mnist", {"candidates": "all"})).retrieval.candidates is None
@@ -181,7 +195,7 @@ def test_a_run_that_scores_nothing_has_no_precision_of_scoring(
 
 
 def test_auto_scores_in_bfloat16_only_where_something_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "_resolved_precision", lambda *_: "bfloat16-scoring")
+    monkeypatch.setattr(setup, "_resolved_precision", lambda *_: "bfloat16-scoring")
     assert with_precision(resolve("er-mir", "split-cifar10")).precision == "bfloat16-scoring"
     assert with_precision(resolve("er", "split-cifar10")).precision == "float32"
 
@@ -190,10 +204,10 @@ def test_auto_scores_in_bfloat16_only_where_something_is_scored(monkeypatch: pyt
 def test_a_search_of_the_paper_runs_in_bfloat16_where_that_is_fast(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    experiment._resolved_precision.cache_clear()
-    monkeypatch.setattr(experiment, "native_bfloat16", lambda device: native)
+    setup._resolved_precision.cache_clear()
+    monkeypatch.setattr(setup, "supports_bfloat16", lambda device: native)
     precisions = {name: with_precision(resolve(name, "split-mnist")).precision for name in ("gen", "gen-mir", "er-mir")}
-    experiment._resolved_precision.cache_clear()
+    setup._resolved_precision.cache_clear()
     assert precisions == {"gen": "float32", "gen-mir": "bfloat16-scoring" if native else "float32", "er-mir": "float32"}
 
 

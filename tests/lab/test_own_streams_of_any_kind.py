@@ -169,8 +169,8 @@ def test_token_ids_and_a_mask_by_name(retrieval: MostInterfered) -> None:
     one = build(Text(), lr=1.0, retrieval=retrieval)
     for number in range(120):
         step = one.observe(*texts(number))
-    assert step.recalled is not None
-    assert step.recalled.x["tokens"].dtype == torch.int64
+    assert step.replayed is not None
+    assert step.replayed.x["tokens"].dtype == torch.int64
     assert step.interference is not None
     x, y = texts(999)
     assert (one.predict(x) == y).float().mean() >= 0.9
@@ -200,7 +200,7 @@ def test_a_tuple_of_inputs_is_scored_as_one() -> None:
 
 def test_parts_of_different_length_are_refused() -> None:
     one = build(Pair())
-    with pytest.raises(InvalidInput, match="rows"):
+    with pytest.raises(InvalidInput, match="x has 2 samples, y has 3"):
         one.observe((torch.zeros(3, 2, 2), torch.zeros(2)), torch.zeros(3, dtype=torch.long))
 
 
@@ -262,7 +262,7 @@ def test_clipping_bounds_the_step_as_torch_s_does(clip: float) -> None:
     torch.testing.assert_close(model.bias, reference.bias)
 
 
-def test_clipping_bounds_incoming_and_recalled_together() -> None:
+def test_clipping_bounds_incoming_and_replayed_together() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     one = build(model, lr=1.0, clip=0.01, replay_weight=50.0)

@@ -28,12 +28,12 @@ pytest.importorskip("jinja2")
 @pytest.mark.parametrize(
     ("method", "names"),
     [
-        ("er-mir", [f"task-0{task}-recalled" for task in (2, 3, 4, 5)]),
+        ("er-mir", [f"task-0{task}-replayed" for task in (2, 3, 4, 5)]),
         (
             "gen-mir",
             sorted(
                 [f"task-0{task}-imagined" for task in (1, 2, 3, 4, 5)]
-                + [f"task-0{task}-retrieved" for task in (2, 3, 4, 5)]
+                + [f"task-0{task}-retrieved" for task in (1, 2, 3, 4, 5)]
                 + [f"task-0{task}-reconstructed" for task in (1, 2, 3, 4, 5)]
             ),
         ),
@@ -41,7 +41,7 @@ pytest.importorskip("jinja2")
             "ae",
             sorted(
                 [f"task-0{task}-reconstructed" for task in (1, 2, 3, 4, 5)]
-                + [f"task-0{task}-recalled" for task in (2, 3, 4, 5)]
+                + [f"task-0{task}-replayed" for task in (2, 3, 4, 5)]
             ),
         ),
         ("finetune", []),
@@ -120,8 +120,8 @@ def test_the_command_line_draws_and_the_page_shows(tmp_path):
     done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "report.html")])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "report.html").read_text("utf-8")
-    assert re.findall(r'<img src="data:image/png;base64,[^"]+" alt="(task-0\d-recalled), er"', text) == [
-        f"task-0{task}-recalled" for task in (2, 3, 4, 5)
+    assert re.findall(r'<img src="data:image/png;base64,[^"]+" alt="(task-0\d-replayed), er"', text) == [
+        f"task-0{task}-replayed" for task in (2, 3, 4, 5)
     ]
 
 

@@ -52,7 +52,7 @@ def test_the_events_hold_every_number_of_the_metrics_of_a_real_run(tmp_path):
 
 
 def test_a_line_becomes_the_scalars_it_holds():
-    assert scalars({"step": 1, "task": 0, "incoming_loss": 2.5, "recalled_loss": None, "recalled": [1]}) == {
+    assert scalars({"step": 1, "task": 0, "incoming_loss": 2.5, "replayed_loss": None, "replayed": [1]}) == {
         "incoming_loss": 2.5
     }
     line = {"step": 9, "evaluated_after_task": 1, "test": [0.5, 0.75, 0.1], "elbo": -3.0, "odd": None}

@@ -1,7 +1,12 @@
-"""From a spec to a learner: how each method that learns from stored rows is put together."""
+"""From a spec to a learner: how methods are put together.
+
+A default value is written once, in the signature of the class that it is for: options read it there (`defaults`), and
+builders pass on only what a spec says (`given`).
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,20 +15,21 @@ import torch
 from torch import nn
 
 from ..batch import Tree
+from ..batchnorm import BatchNormPolicy, policy
 from ..errors import InvalidInput
-from ..learners import AGEM, GEM, Finetune, ICaRL, Learner, Replay
+from ..learners import Learner, Replay
 from ..losses import AsymmetricCrossEntropy, DarkExperience
-from ..memory import ExemplarMemory, ReservoirMemory, TaskRingMemory
+from ..memory import Memory, ReservoirMemory
 from ..random import seed_sequence
 from ..retrieval import MostInterfered, Retrieval, Uniform
 from .batchnorm import Published
 from .draws import Draws
-from .spec import Spec
+from .spec import Plain, Spec
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What a learner is told of the stream it is built for, and the network it is to use."""
+    """What a learner needs to know of the stream it is built for, and the network to use."""
 
     classes: int
     tasks: int | None
@@ -36,110 +42,122 @@ class Problem:
 Build = Callable[[Spec, Problem], Learner]
 
 
-def network_and_optimizer(spec: Spec, problem: Problem) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """The network with its weights drawn from the run's seed, and plain SGD as in the paper."""
+def defaults(function: Callable[..., Any], *names: str, **renamed: str) -> dict[str, Plain]:
+    """Return the default values of some arguments of a function or class, by the names of the options for them.
+
+    Args:
+        function: Whose signature has the values.
+        names: Arguments whose options have the same name.
+        renamed: The argument of each option that has another name.
+    """
+    parameters = inspect.signature(function).parameters
+    return {option: parameters[name].default for option, name in ({name: name for name in names} | renamed).items()}
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None; the constructor knows the others."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def drawn(make: Callable[[], nn.Module], spec: Spec, problem: Problem, name: str = "init") -> nn.Module:
+    """Return a network whose initial weights come from the run's seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seed_sequence(spec.seed, "init").generate_state(1)[0]))
-        model = problem.network().to(problem.device)
+        torch.manual_seed(int(seed_sequence(spec.seed, name).generate_state(1)[0]))
+        return make().to(problem.device)
+
+
+def network_and_optimizer(spec: Spec, problem: Problem) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the network, and plain SGD as in the paper."""
+    model = drawn(problem.network, spec, problem)
     return model, torch.optim.SGD(model.parameters(), lr=spec.lr)
 
 
-def settings(spec: Spec, problem: Problem) -> dict[str, Any]:
-    """The arguments that all of these learners have."""
-    return {
-        "updates": spec.updates or 1,
-        "prepare": problem.prepare,
-        "precision": spec.precision,
-        "seed": spec.seed,
-    }
+def memory(kind: Callable[..., Memory], spec: Spec, problem: Problem) -> Memory:
+    """Return the memory of a spec; one that divides its capacity among the tasks gets their number."""
+    if spec.capacity is None:
+        raise InvalidInput(f"{spec.method} needs a memory; give its capacity")
+    tasks = {"tasks": problem.tasks} if "tasks" in inspect.signature(kind).parameters else {}
+    return kind(spec.capacity, seed=spec.seed, **tasks)
 
 
-def finetune(spec: Spec, problem: Problem) -> Learner:
-    return Finetune(*network_and_optimizer(spec, problem), **settings(spec, problem))
+def settings(spec: Spec, problem: Problem, *names: str) -> dict[str, Any]:
+    """Return the arguments that all learners have, and those of the spec's fields that are named and say something."""
+    own = given(**{name: getattr(spec, name) for name in ("updates", *names)})
+    return {"prepare": problem.prepare, "precision": spec.precision, "seed": spec.seed, **own}
 
 
 # --------------------------------------------------------------------------------------------- replay, and its parts
 
 
-def replay(
-    retrieval: Callable[[Spec], Retrieval], loss: Callable[[Spec], Any] = lambda _: None, *, all_tasks: bool = False
-) -> Build:
-    """A builder of `Replay` with this retrieval and loss: what most methods are.
+def replay(retrieval: Callable[[Spec], Retrieval], loss: Callable[[Spec], Any], all_tasks: bool) -> Build:
+    """Return a builder of `Replay` with this retrieval and loss: what most methods are.
 
-    ``all_tasks`` is for methods that are defined without tasks, and recall memories of the current one too.
+    Args:
+        retrieval: Makes the retrieval.
+        loss: Makes the loss.
+        all_tasks: Whether the method is defined without tasks, and replays samples of the current one too.
     """
 
     def build(spec: Spec, problem: Problem) -> Learner:
-        return Replay(
-            *network_and_optimizer(spec, problem),
-            ReservoirMemory(spec.capacity or 1, seed=spec.seed),
-            retrieval(spec),
-            loss=loss(spec),
-            budget=spec.budget or 10,
-            exclude_current_task=spec.exclude_current_task is not False and not all_tasks,
-            batchnorm=Published() if spec.batchnorm == "published" else spec.batchnorm or "clean",
-            **settings(spec, problem),
-        )
+        own = settings(spec, problem, "budget", "exclude_current_task")
+        if spec.batchnorm is not None:
+            own["batchnorm"] = batchnorm(spec.batchnorm)
+        own |= {"exclude_current_task": False} if all_tasks else {}
+        store = memory(ReservoirMemory, spec, problem)
+        return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss(spec), **own)
 
     return build
 
 
+def batchnorm(name: str) -> BatchNormPolicy:
+    """Return a batch-norm mode of the library, or the lab's own, ``published``."""
+    try:
+        return Published() if name == "published" else policy(name)
+    except InvalidInput as problem:
+        raise InvalidInput(f"{problem}; or published, the reference implementation's") from None
+
+
+def cross_entropy(_: Spec) -> None:
+    """Return the loss of `Replay`: its default."""
+
+
 def uniform(spec: Spec) -> Retrieval:
+    """Return ER's retrieval."""
     return Uniform(spec.capacity if spec.candidates == "all" else spec.candidates)  # type: ignore[arg-type]
 
 
-def most_interfered(spec: Spec) -> Retrieval:
-    return MostInterfered(candidates(spec), spec.criterion or "mi1")  # type: ignore[arg-type]
+def most_interfered(spec: Spec, **more: Any) -> Retrieval:
+    """Return ER-MIR's retrieval."""
+    return MostInterfered(**candidates(spec), **given(criterion=spec.criterion), **more)
 
 
 def most_interfered_by_head(spec: Spec) -> Retrieval:
-    return MostInterfered(candidates(spec), spec.criterion or "mi1", layers="head")  # type: ignore[arg-type]
+    """Return the retrieval that looks ahead with the last layer alone."""
+    return most_interfered(spec, layers="head")
 
 
-def candidates(spec: Spec) -> int | None:
-    return None if spec.candidates == "all" else int(spec.candidates or 50)
+def candidates(spec: Spec) -> dict[str, Any]:
+    """Return how many candidates are scored, as an argument; "all" is None there."""
+    return {"candidates": None} if spec.candidates == "all" else given(candidates=spec.candidates)
 
 
 def asymmetric(_: Spec) -> AsymmetricCrossEntropy:
+    """Return the loss of ER-ACE."""
     return AsymmetricCrossEntropy()
 
 
 def dark(spec: Spec) -> DarkExperience:
+    """Return the loss of DER++."""
     return DarkExperience(alpha=spec.options["alpha"], beta=spec.options["beta"])  # type: ignore[arg-type]
 
 
 def in_draws(retrieval: Callable[[Spec], Retrieval]) -> Callable[[Spec], Retrieval]:
-    """Two draws with the option ``draws=2``, one for each term of DER++, as published."""
+    """Draw twice with the option ``draws=2``, once for each term of DER++, as published."""
 
     def build(spec: Spec) -> Retrieval:
         draws = spec.options["draws"]
         if draws not in (1, 2) or isinstance(draws, bool):
-            raise InvalidInput(f"draws is {draws!r}; it must be 1 (one recalled batch for both terms) or 2")
+            raise InvalidInput(f"draws is {draws!r}; it must be 1 (one replayed batch for both terms) or 2")
         return retrieval(spec) if draws == 1 else Draws(retrieval(spec), 2)
 
     return build
-
-
-# ------------------------------------------------------------------------------------------------ the other learners
-
-
-def gem(spec: Spec, problem: Problem) -> Learner:
-    memory = TaskRingMemory(spec.capacity or 1, tasks=problem.tasks, seed=spec.seed)
-    margin: Any = spec.options["margin"]
-    return GEM(*network_and_optimizer(spec, problem), memory, margin=margin, **settings(spec, problem))
-
-
-def agem(spec: Spec, problem: Problem) -> Learner:
-    memory = TaskRingMemory(spec.capacity or 1, tasks=problem.tasks, seed=spec.seed)
-    return AGEM(*network_and_optimizer(spec, problem), memory, budget=spec.budget or 256, **settings(spec, problem))
-
-
-def icarl(spec: Spec, problem: Problem) -> Learner:
-    keep: Any = spec.options["keep"]
-    return ICaRL(
-        *network_and_optimizer(spec, problem),
-        ExemplarMemory(spec.capacity or 1, seed=spec.seed),
-        budget=spec.budget or 10,
-        keep=keep,
-        **settings(spec, problem),
-    )

@@ -1,7 +1,7 @@
-"""One run: spec -> stream and learner -> result.
+"""One run: from a spec to a result.
 
-A run that writes into a folder leaves there its spec, its metrics as they come (JSON lines), the accuracy matrix,
-what software and machine made it, and a checkpoint from which it goes on, bit for bit, after a crash.
+A run that writes into a folder leaves its spec there, its metrics as they come (JSON lines), the accuracy matrix, the
+software and machine, and a checkpoint from which it resumes bit for bit after a crash.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +18,25 @@ import torch
 
 from .. import metrics
 from ..batch import Batch
-from ..errors import CheckpointError, InvalidInput
-from ..learners import Learner, Step
-from ..nets import make_network
-from ..precision import resolve_precision, supports_bfloat16
+from ..errors import CheckpointError
+from ..learners import Step
 from .environment import environment, peak_memory
-from .methods import Problem, build, find_method, precision_of, preparation_key, prepare_for
+from .methods import find_method, preparation_key
 from .predictors import alternative_predictors, own_metrics
 from .preparations import Cost, Preparation
-from .run_folder import RunLog, plain, take_up
+from .run_folder import RunLog, plain, resume
+from .setup import spec_learner, spec_stream, with_precision
 from .spec import Spec
-from .streams import Stream, make_stream
+
+Predict = Callable[[Any], torch.Tensor]
+COSTS = tuple(
+    f"{name}_seconds" for name in ("total", "cpu", "training", "evaluation", "alternatives_cpu", "shared_cpu")
+)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands: what the command line draws."""
+    """Where a run is: what the command line draws."""
 
     key: str
     step: int
@@ -50,12 +52,12 @@ class Progress:
 
 
 class Stopped(Exception):
-    """Raised by an ``on_progress`` that wants the run to stop: it is checkpointed where it stands."""
+    """Raised by an ``on_progress`` to stop the run: it is checkpointed where it is."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a run is carried out; none of it changes a number."""
+    """How a run is made; none of it changes a number."""
 
     data_dir: str | None = None
     device: str = "cpu"
@@ -63,78 +65,12 @@ class Settings:
     checkpoint_steps: int | None = None
     trace: bool = False
     seen_only: bool = False
-    """After each task evaluate the tasks so far alone: no metric reads the accuracy on those to come."""
+    """Whether only the tasks so far are evaluated after each task: no metric reads the accuracy on those to come."""
     preparations: Path | None = None
     """Where runs leave what they prepare before a task, for others that would prepare the same."""
     on_task_end: Callable[[Run, Batch, Step, Path], None] | None = None
     """Called with the run's folder after each task; it may look, and must change nothing. A function of a module, so
     that it reaches the processes of a campaign."""
-
-
-def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
-    """The stream of a spec, shuffled for the methods that are upper bounds."""
-    stream = make_stream(
-        spec.stream,
-        seed=spec.seed,
-        split_seed=spec.split_seed,
-        samples_per_task=spec.samples_per_task,
-        n_tasks=spec.tasks,
-        batch_size=spec.batch_size,
-        class_order=spec.class_order,
-        data_dir=data_dir,
-    )
-    epochs = find_method(spec.method).iid_epochs
-    return stream.iid(epochs) if epochs else stream
-
-
-def spec_problem(spec: Spec, stream: Stream, device: str = "cpu") -> Problem:
-    if stream.n_classes is None or stream.input_shape is None:
-        raise InvalidInput(f"{stream.name} does not say how many classes or what inputs it has")
-    classes, shape = stream.n_classes, stream.input_shape
-    check_device(device)
-    return Problem(
-        classes=classes,
-        tasks=stream.n_tasks,
-        input_shape=shape,
-        prepare=prepare_for(stream.scaling),
-        network=lambda: make_network(spec.network, classes=classes, input_shape=shape),
-        device=torch.device(device),
-    )
-
-
-def check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise InvalidInput(f"there is no device {device!r}; cpu is one, and cuda where there is a GPU") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise InvalidInput("torch finds no GPU here; use --device cpu")
-
-
-def check(specs: Sequence[Spec], settings: Settings) -> None:
-    """Refuse runs on one stream that cannot be built, before any of them is started."""
-    stream = spec_stream(specs[0], settings.data_dir)
-    for spec in specs:
-        learner = build(with_precision(spec, settings.device), spec_problem(spec, stream, settings.device))
-        if spec.task_free and learner.task_aware:
-            raise InvalidInput(f"{spec.method} needs tasks; it cannot run task-free")
-
-
-def with_precision(spec: Spec, device: str = "cpu") -> Spec:
-    """The spec with ``auto`` replaced by what this processor resolves it to, before the first step."""
-    check_device(device)
-    searches = "search_steps" in spec.options and spec.network == "gated"  # the paper's generative runs
-    precision = _resolved_precision(spec.network, spec.precision, device, searches)
-    resolved = dataclasses.replace(spec, precision=precision)
-    return dataclasses.replace(resolved, precision=precision_of(resolved)) if spec.precision == "auto" else resolved
-
-
-@cache
-def _resolved_precision(network: str, precision: str, device: str, searches: bool) -> str:
-    if precision == "auto" and searches and supports_bfloat16(torch.device(device)):
-        return "bfloat16-scoring"  # measured for that network, so this is no rule of the library
-    model = make_network(network, classes=10, input_shape=(3, 32, 32))
-    return resolve_precision(precision, model, torch.device(device)).name
 
 
 class Run:
@@ -144,35 +80,33 @@ class Run:
         self.settings = settings or Settings()
         self.spec = spec = with_precision(spec, self.settings.device)
         self.stream = spec_stream(spec, self.settings.data_dir)
-        self.learner: Learner = build(spec, spec_problem(spec, self.stream, self.settings.device))
-        if spec.task_free and self.learner.task_aware:
-            raise InvalidInput(f"{spec.method} needs tasks; it cannot run task-free")
+        self.learner = spec_learner(spec, self.stream, self.settings.device)
         tasks = len(self.stream.evaluation["test"])
         self.position = 0
         self.begun: int | None = None
-        self.matrices = {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
-        self.treatments = {
-            treatment: {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
-            for treatment in alternative_predictors(self.learner)
-        }
-        """The matrices under the learner's other ways to predict; what no metric reads, above the diagonal, stays."""
+        self.matrices = self._undefined(tasks)
+        self.alternatives = {name: self._undefined(tasks) for name in alternative_predictors(self.learner)}
+        """The matrices of the alternative predictors, undefined above the diagonal, where no metric reads."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
-        self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.elapsed = 0.0
-        self.treatments_cpu_seconds = 0.0
+        self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.total_seconds = 0.0
+        self.alternatives_cpu_seconds = 0.0
         self.shared_cpu_seconds = 0.0
-        """Of the processor's seconds, those that another run spent on what this one took over from it."""
+        """Of the CPU seconds, those that another run spent on what this one took over from it."""
         self._ticked = time.perf_counter(), time.process_time()
         self.metrics_offset = 0
         self.earlier: list[dict[str, Any]] = []
-        """The other software or machines that an earlier part of the run was made with."""
+        """The other software or machines that made an earlier part of the run."""
+
+    def _undefined(self, tasks: int) -> dict[str, metrics.Array]:
+        return {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
 
     def steps(
         self, on_begin: Callable[[int, int], None] | None = None, on_wait: Callable[[], None] | None = None
     ) -> Iterator[tuple[Batch, Step, bool]]:
         """Learn from here to the end; yields each batch with its step, and whether an evaluation followed it.
 
-        Between two yields the run may be checkpointed; so it may inside ``on_begin``, which long preparations of a
-        task call as they go, and inside ``on_wait``, which is called while another run makes what this one can use.
+        The run may be checkpointed between two yields, inside ``on_begin``, which long preparations of a task call as
+        they go, and inside ``on_wait``, which is called while another run makes what this one can use.
         """
         batches = self.stream.batches(start=self.position)
         batch = next(batches, None)
@@ -203,7 +137,7 @@ class Run:
         else:
             self.tick()
             with shared.alone(on_wait):
-                self.start_clock()  # to wait is no cost of the run
+                self.start_clock()  # waiting is no cost of the run
                 taken = shared.take()
                 if taken is None:
                     shared.keep(self._prepare(data, task, on_begin), self.spec.key)
@@ -212,12 +146,12 @@ class Run:
         self.begun = task
 
     def _prepare(self, data: Batch | None, task: int, on_begin: Callable[[int, int], None] | None) -> Cost:
-        """Let the learner prepare the task; gives what that took."""
+        """Let the learner prepare the task; returns what that took."""
         before, started, cpu = self.training_seconds, time.perf_counter(), time.process_time()
         passed = self.learner.samples_passed
 
         def on_step(done: int, of: int) -> None:
-            self.training_seconds = before + time.perf_counter() - started  # what is saved in the middle knows it too
+            self.training_seconds = before + time.perf_counter() - started  # also in a checkpoint in the middle
             if on_begin is not None:
                 on_begin(done, of)
 
@@ -227,8 +161,8 @@ class Run:
         return Cost(self.learner.samples_passed - passed, seconds, time.process_time() - cpu)
 
     def _count(self, cost: Cost, maker: str) -> None:
-        """What a preparation took that was made in another process: of this run before it was killed, or of another."""
-        self.elapsed += cost.seconds
+        """Count a preparation made in another process: by this run before it was killed, or by another run."""
+        self.total_seconds += cost.seconds
         self.training_seconds += cost.seconds
         self.cpu_seconds += cost.cpu_seconds
         if maker != self.spec.key:
@@ -237,12 +171,12 @@ class Run:
     def tick(self) -> None:
         """Count the time since the last tick."""
         now, cpu = time.perf_counter(), time.process_time()
-        self.elapsed += now - self._ticked[0]
+        self.total_seconds += now - self._ticked[0]
         self.cpu_seconds += cpu - self._ticked[1]
         self._ticked = now, cpu
 
     def start_clock(self) -> None:
-        """Count from now on; what went by since the last tick is not counted."""
+        """Count from now on; the time since the last tick is not counted."""
         self._ticked = time.perf_counter(), time.process_time()
 
     @property
@@ -250,7 +184,7 @@ class Run:
         return find_method(self.spec.method).iid_epochs > 0
 
     def row(self, batch: Batch) -> int:
-        """The row of the matrix that is written when the task of this batch ends; shuffled streams have the last."""
+        """Return the row of the matrix that is written when the task of this batch ends; the last if shuffled."""
         return batch.task if isinstance(batch.task, int) and not self._iid else len(self.extra) - 1
 
     def _end(self, batch: Batch) -> None:
@@ -260,64 +194,63 @@ class Run:
         self.training_seconds += time.perf_counter() - started
         started = time.perf_counter()
         row = self.row(batch)
-        for name, tasks in self.stream.evaluation.items():
-            for column, rows in enumerate(tasks[: row + 1] if self.settings.seen_only else tasks):
-                self.matrices[name][row, column] = _accuracy(self.learner.predict, rows)
+        self._evaluate(self.learner.predict, self.matrices, row, seen_only=self.settings.seen_only)
         self.extra[row] = self._extra_metrics(row)
         self.evaluation_seconds += time.perf_counter() - started
         started = time.process_time()
-        for treatment, predict in alternative_predictors(self.learner).items():
-            for name, tasks in self.stream.evaluation.items():
-                for column, rows in enumerate(tasks[: row + 1]):
-                    self.treatments[treatment][name][row, column] = _accuracy(predict, rows)
-        self.treatments_cpu_seconds += time.process_time() - started
+        for name, predict in alternative_predictors(self.learner).items():
+            self._evaluate(predict, self.alternatives[name], row, seen_only=True)
+        self.alternatives_cpu_seconds += time.process_time() - started
+
+    def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int, *, seen_only: bool) -> None:
+        for name, tasks in self.stream.evaluation.items():
+            for column, test in enumerate(tasks[: row + 1] if seen_only else tasks):
+                into[name][row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
-        """What the method measures of itself on the test sets of the tasks seen so far, averaged over them."""
+        """Return what the method measures of itself on the test sets of the tasks seen so far, averaged."""
         seen = self.stream.evaluation["test"] if self._iid else self.stream.evaluation["test"][: row + 1]
-        measured = [own_metrics(self.learner, rows.x) for rows in seen]
+        measured = [own_metrics(self.learner, test.x) for test in seen]
         return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
     # ---------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
+        """Return everything that a checkpoint needs."""
         return {
             "spec": self.spec.canonical,
             "position": self.position,
             "begun": self.begun,
             "learner": self.learner.state_dict(),
             "matrices": _lists(self.matrices),
-            "treatments": {name: _lists(matrices) for name, matrices in self.treatments.items()},
+            "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
-            "treatments_cpu_seconds": self.treatments_cpu_seconds,
-            "shared_cpu_seconds": self.shared_cpu_seconds,
-            "cost": [self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed],
+            "cost": [getattr(self, name) for name in COSTS],
             "environments": [*self.earlier, environment()],
             "seen_only": self.settings.seen_only,
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
         self.learner.load_state_dict(state["learner"])
-        # it goes on as it began
-        self.settings = dataclasses.replace(self.settings, seen_only=state.get("seen_only", self.settings.seen_only))
+        self.settings = dataclasses.replace(self.settings, seen_only=state["seen_only"])  # as it began
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = _arrays(state["matrices"])
-        self.treatments = {name: _arrays(matrices) for name, matrices in state["treatments"].items()}
-        self.treatments_cpu_seconds = state["treatments_cpu_seconds"]
-        self.shared_cpu_seconds = state.get("shared_cpu_seconds", 0.0)
-        self.training_seconds, self.evaluation_seconds, self.cpu_seconds, self.elapsed = state["cost"]
+        self.alternatives = {name: _arrays(matrices) for name, matrices in state["alternatives"].items()}
+        for name, seconds in zip(COSTS, state["cost"], strict=True):
+            setattr(self, name, seconds)
         self.earlier = [place for place in state["environments"] if place != environment()]
 
     # --------------------------------------------------------------------------------------------------- result
 
     def result(self) -> dict[str, Any]:
-        """Everything a table needs, as plain values: fractions, None for undefined."""
-        sizes = [len(rows) for rows in self.stream.evaluation["test"]]
-        treatments = {
+        """Return everything that a table needs, as plain values: fractions, None for undefined."""
+        sizes = [len(test) for test in self.stream.evaluation["test"]]
+        alternatives = {
             name: {"metrics": plain(_numbers(matrices, sizes)), "matrices": plain(_lists(matrices))}
-            for name, matrices in self.treatments.items()
+            for name, matrices in self.alternatives.items()
         }
         return {
             "key": self.spec.key,
@@ -325,15 +258,15 @@ class Run:
             "metrics": plain(_numbers(self.matrices, sizes) | self.extra[-1]),
             "extra": plain(self.extra),
             "matrices": plain(_lists(self.matrices)),
-            **({"treatments": treatments} if treatments else {}),
+            **({"treatments": alternatives} if alternatives else {}),
             "test_sizes": sizes,
             "report": plain(self.learner.diagnostics()),
             "cost": {
-                "seconds": self.elapsed,
+                "seconds": self.total_seconds,
                 "cpu_seconds": self.cpu_seconds,
                 "training_seconds": self.training_seconds,
                 "evaluation_seconds": self.evaluation_seconds,
-                **({"treatments_cpu_seconds": self.treatments_cpu_seconds} if treatments else {}),
+                **({"treatments_cpu_seconds": self.alternatives_cpu_seconds} if alternatives else {}),
                 **({"shared_cpu_seconds": self.shared_cpu_seconds} if self.shared_cpu_seconds else {}),
                 "steps": self.position,
                 "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,
@@ -343,12 +276,8 @@ class Run:
         }
 
 
-def _accuracy(predict: Callable[[Any], torch.Tensor], rows: Batch) -> float:
-    return (predict(rows.x).cpu() == rows.y).double().mean().item()
-
-
 def _numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dict[str, float]:
-    """The metrics of accuracy matrices by the name of their evaluation sets."""
+    """Return the metrics of accuracy matrices, given by the name of their evaluation sets."""
     test = matrices["test"]
     numbers = {
         "accuracy": metrics.average_accuracy(test),
@@ -377,13 +306,14 @@ def execute(
     settings: Settings | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> dict[str, Any]:
-    """Carry a run out, from its checkpoint in ``folder`` if there is one, and return its result.
+    """Make a run, from its checkpoint in ``folder`` if there is one, and return its result.
 
-    A checkpoint that is damaged or of another run is put aside, told as a note, and the run starts over.
+    A checkpoint that is damaged, of another version or of another run is set aside with a note, and the run starts
+    over.
     """
     run, log = Run(spec, settings), None
     if folder is not None:
-        refused = take_up(run, folder)
+        refused = resume(run, folder)
         if refused is not None:
             run = Run(spec, settings)
             if on_progress is not None:
@@ -391,7 +321,7 @@ def execute(
         log = RunLog(folder, run)
     run.start_clock()
 
-    def tell(**how: Any) -> None:
+    def report(**how: Any) -> None:
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
@@ -399,11 +329,11 @@ def execute(
 
     def preparing(done: int, of: int) -> None:
         run.tick()
-        tell(prepared=(done, of))
+        report(prepared=(done, of))
 
     def waiting() -> None:
         run.start_clock()
-        tell(waiting=True)
+        report(waiting=True)
 
     try:
         for batch, step, evaluated in run.steps(preparing, waiting):

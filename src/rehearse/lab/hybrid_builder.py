@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -10,75 +10,53 @@ from ..latent import LatentSearch
 from ..learners import CodeReplay, CodeSearch, Learner
 from ..memory import ReservoirMemory
 from ..nets import ConvAutoencoder
-from ..random import seed_sequence
-from .builders import Problem, candidates, network_and_optimizer, settings
+from .builders import Problem, candidates, defaults, drawn, memory, network_and_optimizer, settings
 from .spec import Plain, Spec
 
-# What a run with a memory of codes may set: the autoencoder, the codes, who sees what (notes to each in
-# CodeReplay and ConvAutoencoder).
-CODE_OPTIONS: dict[str, Plain] = {
-    "autoencoder_epochs": 5,
-    "autoencoder_budget": 100,
-    "autoencoder_lr": 0.001,
-    "channels": 20,
-    "depth": 3,
-    "output": "tanh",
-    "codes": "float32",
-    "copies": 1,
-    "replay_share": 0.5,
-    "autoencode_incoming": True,
-    "autoencode_test": True,
-    "statistics": "running",
-    "refresh": "epoch",
-    "refresh_every": 100,
-}
-# And what its search may set, in CodeSearch's words.
-CODE_SEARCH_OPTIONS: dict[str, Plain] = {
-    "autoencode_virtual": True,
-    "kl": 20.0,
-    "entropy": 1.0,
-    "foreseen_entropy": 1.0,
-    "search_steps": 1,
-    "step_size": 10.0,
-    "snapshot_every": 100,
-}
-# Of these, what has no part in which autoencoder is trained, nor in which codes are stored.
-WITHOUT_PART = frozenset({"copies", "replay_share", "autoencode_incoming", "autoencode_test", *CODE_SEARCH_OPTIONS})
-OWN = (
+SIZES: Final = ("channels", "depth", "output")
+OWN: Final = (
     "autoencoder_epochs", "autoencoder_budget", "codes", "copies", "replay_share", "autoencode_incoming",
-    "autoencode_test", "autoencode_virtual", "statistics", "refresh", "refresh_every", "snapshot_every",
+    "autoencode_test", "statistics", "refresh", "refresh_every",
 )  # fmt: skip
+OWN_OF_SEARCH: Final = ("autoencode_virtual", "snapshot_every")
+
+# What a run with a memory of codes may set: see CodeReplay and ConvAutoencoder.
+CODE_OPTIONS: dict[str, Plain] = {
+    **defaults(CodeReplay, *OWN),
+    "autoencoder_lr": 0.001,
+    **defaults(ConvAutoencoder, *SIZES),
+}
+# And what its search may set: see CodeSearch.
+CODE_SEARCH_OPTIONS: dict[str, Plain] = {
+    **defaults(CodeReplay, *OWN_OF_SEARCH),
+    **defaults(CodeSearch, "kl", "entropy", foreseen_entropy="ahead_entropy"),
+    "search_steps": CodeSearch().search.steps,
+    "step_size": CodeSearch().search.step_size,
+}
+# Of these, what does not change which autoencoder is trained, nor which codes are stored.
+WITHOUT_PART = frozenset({"copies", "replay_share", "autoencode_incoming", "autoencode_test", *CODE_SEARCH_OPTIONS})
 
 
 def coded(spec: Spec, problem: Problem) -> Learner:
-    """AE."""
-    return _hybrid(spec, problem, {**CODE_OPTIONS, **spec.options}, None)
-
-
-def coded_and_searched(spec: Spec, problem: Problem) -> Learner:
-    """AE-MIR."""
-    options: dict[str, Any] = {**CODE_OPTIONS, **CODE_SEARCH_OPTIONS, **spec.options}
-    weights = {name: options[name] for name in ("kl", "entropy")} | {"ahead_entropy": options["foreseen_entropy"]}
-    search = LatentSearch(options["search_steps"], options["step_size"])
-    return _hybrid(spec, problem, options, CodeSearch(search, candidates=candidates(spec), **weights))
-
-
-def _hybrid(spec: Spec, problem: Problem, options: dict[str, Any], search: CodeSearch | None) -> Learner:
+    """Build AE, or AE-MIR if the spec has the options of its search."""
     classifier, optimizer = network_and_optimizer(spec, problem)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seed_sequence(spec.seed, "autoencoder-init").generate_state(1)[0]))
-        sizes = {name: options[name] for name in ("channels", "depth", "output")}
-        autoencoder = ConvAutoencoder(problem.input_shape, **sizes).to(problem.device)
+    options: dict[str, Any] = dict(spec.options)
+    search = _search(spec, options) if "search_steps" in options else None
+    sizes = {name: options[name] for name in SIZES}
+    autoencoder = drawn(lambda: ConvAutoencoder(problem.input_shape, **sizes), spec, problem, "autoencoder-init")
     return CodeReplay(
         classifier,
         optimizer,
         autoencoder,
         torch.optim.Adam(autoencoder.parameters(), lr=options["autoencoder_lr"], fused=True),
-        ReservoirMemory(spec.capacity or 1, seed=spec.seed),
+        memory(ReservoirMemory, spec, problem),
         search=search,
-        budget=spec.budget or 100,
         autoencoder_batch=spec.batch_size,
-        exclude_current_task=spec.exclude_current_task is not False,
-        **settings(spec, problem),
-        **{name: options[name] for name in OWN if name in options},
+        **settings(spec, problem, "budget", "exclude_current_task"),
+        **{name: options[name] for name in (*OWN, *OWN_OF_SEARCH) if name in options},
     )
+
+
+def _search(spec: Spec, options: dict[str, Any]) -> CodeSearch:
+    weights = {"kl": options["kl"], "entropy": options["entropy"], "ahead_entropy": options["foreseen_entropy"]}
+    return CodeSearch(LatentSearch(options["search_steps"], options["step_size"]), **weights, **candidates(spec))

@@ -1,49 +1,56 @@
-"""The names on the command line: name -> how to build that learner.
+"""The methods by name: what `rehearse run NAME` builds.
 
-A new method is one file in learners/ and one entry here (or the entry alone, where only the loss or the retrieval
-differs). The contract tests pick it up by themselves.
+A new method is one file in learners/, one entry in METHODS and one page in docs/methods/ (the entry alone, if only the
+loss or the retrieval differs). Its options, with their defaults, are read from the constructor. The contract tests run
+for every entry.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..batch import Tree, tree_map
 from ..errors import InvalidInput
-from ..learners import Learner
+from ..learners import AGEM, GEM, CodeSearch, Finetune, ICaRL, Learner
+from ..losses import DarkExperience
+from ..memory import ExemplarMemory, Memory, TaskRingMemory
 from ..network import prepare_unit
+from ..retrieval import Retrieval
 from . import builders
-from .builders import (
-    Build,
-    asymmetric,
-    dark,
-    in_draws,
-    most_interfered,
-    most_interfered_by_head,
-    replay,
-    uniform,
-)
+from .builders import Build, defaults
 from .builders import Problem as Problem
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
-from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded, coded_and_searched
+from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded
 from .spec import Plain, Spec, merge, stream_settings
 from .streams import STREAMS
+
+COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
+"""The fields of a spec that only some methods use."""
+SHARED: Final = frozenset({"model", "optimizer", "memory", "loss", "prepare", "precision", "clip", "seed"})
+"""The arguments of a learner that no option sets."""
 
 
 @dataclass(frozen=True)
 class Method:
     """A name on the command line.
 
-    ``uses`` are the fields of a spec that this method looks at; ``options`` its own hyper-parameters with their
-    defaults, and ``not_preparing`` those of them that have no part in what it prepares before a task (None: it
-    prepares nothing that another run could use); ``iid_epochs`` how often the shuffled stream is passed (0: the stream
-    as it comes); ``version`` is raised by hand when the method's numbers change.
+    Attributes:
+        summary: One line for the command line.
+        build: Makes the learner.
+        uses: The fields of a spec that this method reads.
+        options: Its own hyper-parameters with their defaults.
+        not_preparing: Those of the options that do not change what it prepares before a task (None: it prepares
+            nothing that another run could use).
+        iid_epochs: How often the shuffled stream is passed (0: the stream as it comes).
+        version: Raised by hand when the method's numbers change.
+        candidates: How many there are if neither the stream's settings nor the user say it.
     """
 
     summary: str
@@ -53,91 +60,103 @@ class Method:
     not_preparing: frozenset[str] | None = None
     iid_epochs: int = 0
     version: int = 1
-    candidates: int | None = None  # where neither the stream's settings nor the user say how many
+    candidates: int | None = None
 
     @property
     def scores(self) -> bool:
-        """Whether it looks for what the coming update interferes with."""
+        """Whether it searches for what the coming update interferes with."""
         return "criterion" in self.uses or "search_steps" in self.options
 
 
-REPLAY = frozenset({"capacity", "updates", "budget", "candidates", "batchnorm", "exclude_current_task"})
+def learner(
+    summary: str, kind: Callable[..., Learner], store: Callable[..., Memory] | None = None, **more: Any
+) -> Method:
+    """Return the entry of a learner in a file of its own.
+
+    What its constructor takes says the rest: fields of a spec that it has arguments for are used, and its other
+    arguments are the method's options.
+
+    Args:
+        summary: One line for the command line.
+        kind: The class.
+        store: The class of its memory, if it has one.
+        more: Further fields of `Method`.
+    """
+    arguments = [name for name in inspect.signature(kind).parameters if name not in SHARED]
+    used = [name for name in arguments if name in COMMON]
+    options = defaults(kind, *(name for name in arguments if name not in COMMON))
+
+    def build(spec: Spec, problem: Problem) -> Learner:
+        parts = [*builders.network_and_optimizer(spec, problem)]
+        stores = [] if store is None else [builders.memory(store, spec, problem)]
+        return kind(*parts, *stores, **builders.settings(spec, problem, *used), **spec.options)
+
+    return Method(summary, build, frozenset(used) | ({"capacity"} if store else set()), options, **more)
+
+
+def replay(
+    summary: str,
+    retrieval: Callable[[Spec], Retrieval],
+    loss: Callable[[Spec], Any] = builders.cross_entropy,
+    options: Mapping[str, Plain] | None = None,
+    *,
+    all_tasks: bool = False,
+) -> Method:
+    """Return the entry of a method that is `Replay` with another retrieval or loss; see `builders.replay`."""
+    options = options or {}
+    uses = COMMON - ({"criterion"} if retrieval is builders.uniform else set())
+    uses -= {"exclude_current_task"} if all_tasks else set()
+    retrieval = builders.in_draws(retrieval) if "draws" in options else retrieval
+    return Method(summary, builders.replay(retrieval, loss, all_tasks), uses, options)
+
+
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
-COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
-
-
-# DER++: the weights of the two terms; draws=2 recalls a batch for each, as published.
-DARK_OPTIONS: dict[str, Plain] = {"alpha": 0.1, "beta": 0.5, "draws": 1}
+DARK_OPTIONS = {**defaults(DarkExperience, "alpha", "beta"), "draws": 1}
 
 METHODS: dict[str, Method] = {
-    "finetune": Method("a step on each batch, no replay: the lower bound", builders.finetune, frozenset({"updates"})),
-    "iid-online": Method(
-        "one pass over the shuffled stream: an upper bound", builders.finetune, frozenset({"updates"}), iid_epochs=1
+    "finetune": learner("a step on each batch, no replay: the lower bound", Finetune),
+    "iid-online": learner("one pass over the shuffled stream: an upper bound", Finetune, iid_epochs=1),
+    "iid-offline": learner("five passes over the shuffled stream: an upper bound", Finetune, iid_epochs=5),
+    "er": replay("experience replay of stored samples at random", builders.uniform),
+    "er-mir": replay(
+        "experience replay of the stored samples that the coming update interferes with most", builders.most_interfered
     ),
-    "iid-offline": Method(
-        "five passes over the shuffled stream: an upper bound",
-        builders.finetune,
-        frozenset({"updates"}),
-        iid_epochs=5,
+    "er-mir-head": replay(
+        "ER-MIR that looks ahead with the last layer alone: one pass through the body instead of two",
+        builders.most_interfered_by_head,
     ),
-    "er": Method("experience replay: memories recalled at random", replay(uniform), REPLAY),
-    "er-mir": Method(
-        "experience replay of the memories that the coming update interferes with most",
-        replay(most_interfered),
-        COMMON,
+    "er-ace": replay(
+        "ER with the asymmetric loss: incoming samples do not push away the classes that are absent",
+        builders.uniform,
+        builders.asymmetric,
+        all_tasks=True,
     ),
-    "er-mir-head": Method(
-        "ER-MIR that foresees the update of the last layer alone: one pass through the body instead of two",
-        replay(most_interfered_by_head),
-        COMMON,
+    "er-ace-mir": replay(
+        "ER-ACE of the most interfered samples", builders.most_interfered, builders.asymmetric, all_tasks=True
     ),
-    "er-ace": Method(
-        "ER with the asymmetric loss: what arrives does not push away the classes that are not there",
-        replay(uniform, asymmetric, all_tasks=True),
-        REPLAY - {"exclude_current_task"},
-    ),
-    "er-ace-mir": Method(
-        "ER-ACE of the most interfered memories",
-        replay(most_interfered, asymmetric, all_tasks=True),
-        COMMON - {"exclude_current_task"},
-    ),
-    "der": Method(
-        "DER++: memories are recalled with the scores that they were stored with",
-        replay(in_draws(uniform), dark, all_tasks=True),
-        REPLAY - {"exclude_current_task"},
+    "der": replay(
+        "DER++: stored samples are replayed with the logits that they were stored with",
+        builders.uniform,
+        builders.dark,
         DARK_OPTIONS,
+        all_tasks=True,
     ),
-    "der-mir": Method(
-        "DER++ of the most interfered memories",
-        replay(in_draws(most_interfered), dark, all_tasks=True),
-        COMMON - {"exclude_current_task"},
-        DARK_OPTIONS,
+    "der-mir": replay(
+        "DER++ of the most interfered samples", builders.most_interfered, builders.dark, DARK_OPTIONS, all_tasks=True
     ),
-    "gem": Method(
-        "GEM: no step that raises the loss of a past task",
-        builders.gem,
-        frozenset({"capacity", "updates"}),
-        {"margin": 0.5},
-    ),
-    "agem": Method(
-        "A-GEM: no step that raises the average loss of the past",
-        builders.agem,
-        frozenset({"capacity", "updates", "budget"}),
-    ),
-    "icarl": Method(
-        "iCaRL: exemplars chosen by herding, distillation, the nearest mean of exemplars",
-        builders.icarl,
-        frozenset({"capacity", "updates", "budget"}),
-        {"keep": "memory"},
+    "gem": learner("GEM: no step that raises the loss of a past task", GEM, TaskRingMemory),
+    "agem": learner("A-GEM: no step that raises the average loss of the past", AGEM, TaskRingMemory),
+    "icarl": learner(
+        "iCaRL: exemplars chosen by herding, distillation, the nearest mean of exemplars", ICaRL, ExemplarMemory
     ),
     "gen": Method(
-        "replay of what a generator, itself learned from the stream, imagines of the past",
+        "replay of samples that a generator, itself learned from the stream, imagines",
         generative,
         frozenset({"updates"}),
         GENERATOR_OPTIONS,
     ),
     "gen-mir": Method(
-        "replay of what a generator imagines, searched for what the coming update interferes with most",
+        "replay of imagined samples, searched for what the coming update interferes with most",
         generative,
         frozenset({"updates"}),
         GENERATOR_OPTIONS | SEARCH_OPTIONS,
@@ -151,11 +170,11 @@ METHODS: dict[str, Method] = {
     ),
     "ae-mir": Method(
         "replay of the stored codes nearest to where, in the space of codes, the coming update interferes most",
-        coded_and_searched,
+        coded,
         CODES | {"candidates"},
         CODE_OPTIONS | CODE_SEARCH_OPTIONS,
         WITHOUT_PART,
-        candidates=500,
+        candidates=CodeSearch().candidates,
     ),
 }
 
@@ -166,16 +185,17 @@ SPEC_FIELDS = frozenset(Spec.__dataclass_fields__) - {"method", "stream", "metho
 
 
 def find_method(name: str) -> Method:
+    """Return a method, or say which there are."""
     if name not in METHODS:
         raise InvalidInput(f"there is no method {name!r}; there are {', '.join(METHODS)}")
     return METHODS[name]
 
 
 def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
-    """The spec of a run: the stream's settings, then the method's own, then what the user says, later ones winning.
+    """Return the spec of a run: the stream's settings, the method's own, then the user's layers; later ones win.
 
-    ``memory`` (rows per class) stands for ``capacity`` (rows in all). Fields that the method does not use are
-    cleared; the user naming one that does not exist, or an option of another method, is refused.
+    ``memory`` (samples per class) stands for ``capacity`` (samples in all). Fields that the method does not use are
+    cleared; a layer that names one that does not exist, or an option of another method, is refused.
     """
     known = find_method(method)
     if stream not in STREAMS:
@@ -199,8 +219,8 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     for name in COMMON - known.uses:
         values[name] = None
     if known.candidates is not None and values.get("candidates") is None:
-        recalled = (values.get("budget") or 0) // values["options"].get("copies", 1)
-        values["candidates"] = max(known.candidates, recalled)
+        replayed = (values.get("budget") or 0) // values["options"].get("copies", 1)
+        values["candidates"] = max(known.candidates, replayed)
     _check_candidates(values)
     values.update(method_version=known.version, stream_version=STREAMS[stream].version)
     return Spec(method=method, stream=stream, **values)
@@ -210,25 +230,24 @@ def _check_candidates(values: Mapping[str, Any]) -> None:
     candidates, budget, copies = values.get("candidates"), values.get("budget"), values["options"].get("copies", 1)
     if not all(isinstance(value, int) for value in (candidates, budget, copies)):
         return  # all of them, or nothing that a spec takes
-    recalled = budget // max(copies, 1)
-    if candidates < recalled:
+    replayed = budget // max(copies, 1)
+    if candidates < replayed:
         raise InvalidInput(
-            f"{candidates} candidates are fewer than the {recalled} that are to be recalled of them; "
-            "raise candidates or lower budget"
+            f"{candidates} candidates are fewer than the {replayed} samples to replay; raise candidates or lower budget"
         )
 
 
 def precision_of(spec: Spec) -> str:
-    """The precision that a run is computed in: one that scores nothing knows none of scoring."""
+    """Return the precision that a run is computed in: if nothing is scored there is none of scoring."""
     scores = spec.criterion is not None or spec.candidates is not None or "search_steps" in spec.options
     return "float32" if spec.precision == "bfloat16-scoring" and not scores else spec.precision
 
 
 def preparation_key(spec: Spec) -> str | None:
-    """What runs share that prepare every task in the same way, as a name for a folder; None: there is nothing to share.
+    """Return a name for what runs share that prepare every task in the same way; None if there is nothing to share.
 
-    Which method, network and learning rate, what is recalled, in which precision that is looked for, and who sees what
-    through the autoencoder play no part.
+    Method, network, learning rate, what is replayed, the precision of scoring, and what passes through the autoencoder
+    play no part.
     """
     method = find_method(spec.method)
     if method.not_preparing is None or spec.task_free:
@@ -240,7 +259,7 @@ def preparation_key(spec: Spec) -> str | None:
 
 
 def _checked_option(name: str, value: Any, default: Plain) -> Any:
-    """An option is of the kind of its default; what values of that kind mean something, the learner knows.
+    """Return an option in the type of its default; which values are valid, the learner knows.
 
     3 and 3.0 are the same number, and make the same run.
     """
@@ -260,12 +279,12 @@ def _checked_option(name: str, value: Any, default: Plain) -> Any:
 
 
 def _with_capacity(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer that names one of memory and capacity overrides both."""
+    """Return a layer in which memory overrides capacity, or capacity memory."""
     layer = dict(layer)
     layer.pop("method", None), layer.pop("stream", None)
     layer.pop("method_version", None), layer.pop("stream_version", None)
     if layer.get("memory") is not None and layer.get("capacity") is not None:
-        raise InvalidInput("give memory (rows per class) or capacity (rows in all), not both")
+        raise InvalidInput("give memory (samples per class) or capacity (samples in all), not both")
     if layer.get("memory") is not None:
         layer["capacity"] = None
     elif layer.get("capacity") is not None:
@@ -278,17 +297,19 @@ def _memory_as_capacity(values: dict[str, Any], classes: int) -> dict[str, Any]:
     values.pop("classes", None)
     if memory is not None:
         if isinstance(memory, bool) or not isinstance(memory, int) or memory < 1:
-            raise InvalidInput(f"memory is {memory!r}; it must be a positive number of rows per class")
+            raise InvalidInput(f"memory is {memory!r}; it must be a positive number of samples per class")
         values["capacity"] = memory * classes
     return values
 
 
 def build(spec: Spec, problem: Problem) -> Learner:
-    """The learner of a spec, for that problem."""
-    return find_method(spec.method).build(spec, problem)
+    """Return the learner of a spec, for that problem."""
+    method = find_method(spec.method)
+    return method.build(replace(spec, options={**method.options, **spec.options}), problem)
 
 
 def prepare_for(scaling: str) -> Callable[[Tree], Tree]:
+    """Return how a stream's inputs are scaled."""
     return prepare_symmetric if scaling == "symmetric" else prepare_unit
 
 

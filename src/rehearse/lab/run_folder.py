@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: its spec, its metrics as they come, the accuracy matrix, and a checkpoint."""
+"""The folder of a run: its spec, its metrics as they come, the accuracy matrix, and a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .experiment import Run
 
 
-def take_up(run: Run, folder: Path) -> str | None:
-    """Put a run where its checkpoint left it; one that is damaged or of another run is put aside, and why is told.
+def resume(run: Run, folder: Path) -> str | None:
+    """Continue a run from its checkpoint; one that is damaged or does not fit is set aside, and the reason returned.
 
     A disk that cannot be read is another matter: the checkpoint may be whole, so that is an error.
     """
@@ -38,7 +38,7 @@ def take_up(run: Run, folder: Path) -> str | None:
         run.metrics_offset = int(state["metrics_offset"])
         if not metrics_path.exists() or metrics_path.stat().st_size < run.metrics_offset:
             raise CheckpointError(f"{metrics_path} is shorter than it was at the checkpoint")
-    except (CheckpointError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError) as problem:
         if isinstance(problem.__cause__, OSError):
             raise
         path.replace(path.with_name("checkpoint.refused"))

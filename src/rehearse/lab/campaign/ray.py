@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidInput, MissingExtra, RehearseError
-from ..experiment import Progress, Settings, with_precision
+from ..experiment import Progress, Settings
+from ..setup import with_precision
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, look_up, of_progress, put_off
+from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
 from .store import Store, StoreError
-from .work import Busy, carry_out
+from .work import Busy, run_spec
 
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
@@ -147,7 +148,7 @@ class _Cluster:
         if kind == "unwritable":
             raise StoreError(content)
         if kind == "busy":
-            yield from put_off(spec, content, queue, self.busy)
+            yield from defer(spec, content, queue, self.busy)
             return
         if kind == "failed":
             yield Failed(spec, *content)
@@ -174,7 +175,7 @@ def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, A
             board.tell.remote(spec.key, progress)
 
     try:
-        return "finished", carry_out(spec, Store(root), settings, tell)
+        return "finished", run_spec(spec, Store(root), settings, tell)
     except StoreError as problem:
         return "unwritable", str(problem)
     except Busy as problem:

@@ -25,7 +25,7 @@ class Busy(RehearseError):
     """Another process carries this run out. A campaign turns to its other runs, and comes back to it."""
 
 
-def carry_out(
+def run_spec(
     spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None] | None = None
 ) -> dict[str, Any]:
     """Run a spec to its end and store the result. A directory that cannot be written raises `StoreError`."""

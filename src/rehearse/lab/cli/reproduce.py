@@ -16,7 +16,7 @@ from ...precision import PRECISIONS
 from ..campaign import local
 from ..campaign.events import Failed
 from ..campaign.store import Store, results_in
-from ..experiment import Settings, with_precision
+from ..experiment import Settings
 from ..methods import precision_of
 from ..paper.costs import Costs
 from ..paper.outcome import Outcome, Results, outcome, to_run
@@ -34,6 +34,7 @@ from ..report.reproduction import (
     outcome_table,
     reproduction_page,
 )
+from ..setup import with_precision
 from ..spec import Spec
 from .console import errors, output, tell_damaged
 from .engine import (

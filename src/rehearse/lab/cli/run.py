@@ -13,16 +13,17 @@ from rich.text import Text
 
 from ...errors import InvalidInput
 from ..campaign.store import Store, is_stale, read_result
-from ..experiment import Settings, check, with_precision
+from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings
 from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
+from ..report.sentences import fallback_sentences, sentences
 from ..report.tables import comparison_table, differences_table
 from ..report.tensorboard import log_events
-from ..report.told import fallback_sentences, told
+from ..setup import check, with_precision
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
 from .console import errors, output
@@ -187,7 +188,7 @@ def run(
     first = [group[0] for group in specs.values()]
     unfinished = [one for one in first if Store(out).get(with_precision(one, device)) is None]
     if unfinished:
-        check(unfinished, settings)
+        check(unfinished, data_dir, device)
     events = engine_events(everything, Store(out), settings, jobs, engine, address)
     events = log_events(events, Store(out)) if tensorboard else events
     finished, failed = follow(events, everything, out)
@@ -235,7 +236,7 @@ def show(
     for name, value in (result["cost"] | result["environment"]).items():
         table.add_row(Text(name), Text(f"{value:.1f}" if isinstance(value, float) else str(value)), style="dim")
     output.print(table)
-    for sentence in told(result):
+    for sentence in sentences(result):
         output.print(sentence, soft_wrap=True, highlight=False, markup=False)
     if is_stale(spec):
         output.print("stale: its method or stream has a newer version by now", style="red")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..campaign.events import Told
+from ..campaign.events import Notice
 from ..campaign.tune import SEEDS, Search, Tried, tune
 from ..experiment import Settings
 from ..methods import find_method
@@ -46,7 +46,7 @@ def tune_command(
             for event in events:
                 if isinstance(event, Tried):
                     errors.print(_line(event), highlight=False, markup=False, soft_wrap=True)
-                elif isinstance(event, Told):
+                elif isinstance(event, Notice):
                     errors.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
     except KeyboardInterrupt:
         errors.print(f"stopped; the same command goes on from {out}", soft_wrap=True, highlight=False)

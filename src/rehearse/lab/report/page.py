@@ -25,7 +25,7 @@ from .compare import own_cost
 from .rerun import rerun_command
 from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
-from .told import own_sentences, told
+from .sentences import own_sentences, sentences
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TITLE = "Learning without forgetting"
@@ -88,7 +88,7 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
         environments=_environments(runs),
         markers=MARKERS,
         rerun_command=rerun_command,
-        told=lambda result: [*own_sentences(result), *told(result)],
+        sentences=lambda result: [*own_sentences(result), *sentences(result)],
         own_cost=own_cost,
         width=charts.WIDTH,
         height=charts.HEIGHT,

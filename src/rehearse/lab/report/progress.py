@@ -11,7 +11,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ..campaign.events import Advanced, Event, Failed, Finished, Started, Told
+from ..campaign.events import Advanced, Event, Failed, Finished, Notice, Started
 from ..spec import Spec
 
 Place = tuple[str, str, str, int]  # method, stream, group, seed
@@ -117,7 +117,7 @@ class _Bars:
         self.bars: dict[str, TaskID] = {}
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Told):
+        if isinstance(event, Notice):
             self.progress.console.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
         elif isinstance(event, Started) and event.spec.key in self.bars:
             pass  # it was put off, and is taken up again
@@ -143,7 +143,7 @@ class _Lines:
         self.total, self.left, self.console, self.done = total, left, console, 0
 
     def show(self, event: Event) -> None:
-        if isinstance(event, Told):
+        if isinstance(event, Notice):
             self._say(f"{label(event.spec)}: {event.message}")
         elif isinstance(event, Finished | Failed):
             self.done += 1

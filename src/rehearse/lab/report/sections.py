@@ -18,7 +18,7 @@ from ..methods import METHODS, precision_of, resolve
 from ..spec import Spec, named_specs
 from .compare import compare, low_ceilings
 from .runs import FinishedRun
-from .told import fallback_sentences
+from .sentences import fallback_sentences
 
 # What makes two runs answers to the same question; the rest of a spec tells methods apart.
 PROBLEM = (

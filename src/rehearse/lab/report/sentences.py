@@ -1,4 +1,4 @@
-"""What a run tells beside its numbers, in words: of its memory, its searches, and of other ways to predict."""
+"""What is reported of a run beside its numbers, in words: its memory, its searches, its alternative predictors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def searches(result: Result) -> dict[str, Mapping[str, Any]]:
     return {"": found} if "searches" in found else dict(found)
 
 
-def told(result: Result) -> list[str]:
-    """All of it, one sentence each."""
+def sentences(result: Result) -> list[str]:
+    """Return all of it, one sentence each."""
     return [*memory_sentences(result), *search_sentences(result), *treatment_sentences(result)]
 
 
