@@ -194,12 +194,13 @@ class Network:
         self.twin.follow()
         live = self.twin.module is self.model  # a model that cannot be copied
         modes = [(module, module.training) for module in self.model.modules()] if live else []
-        outer, self._mode = self._mode, mode
+        grad, outer, self._mode = torch.is_grad_enabled(), self._mode, mode
         try:
             self.twin.set_mode(mode)
-            with torch.set_grad_enabled(mode == "training"):
-                yield
+            torch.set_grad_enabled(mode == "training")
+            yield
         finally:
+            torch.set_grad_enabled(grad)
             self._mode = outer
             if outer is not None and not live:
                 self.twin.set_mode(outer)

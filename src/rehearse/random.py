@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidInput
-from .undo import Restore
+from .undo import Restore, restoring
 
 
 def seed_sequence(seed: int, name: str) -> np.random.SeedSequence:
@@ -93,12 +93,8 @@ class RandomState:
 @contextlib.contextmanager
 def borrowed(random: RandomState) -> Iterator[None]:
     """Draw what comes next, and leave all random state as it was."""
-    restore = random.snapshot()
-    try:
-        with random:
-            yield
-    finally:
-        restore()
+    with restoring(random.snapshot()), random:
+        yield
 
 
 _SETTERS: Final[dict[str, Callable[[Tensor, str], None]]] = {

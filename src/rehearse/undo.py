@@ -9,7 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-Restore = Callable[[], None]
+Restore = Callable[[], object]
 Operations = Iterable[object]
 """A lazy sequence of calls into C, such as ``map(torch.Tensor.sub_, parameters, updates)``: iterating it runs them."""
 Commit = Callable[[Operations], None]
@@ -47,4 +47,17 @@ def all_or_nothing(*parts: Undoable) -> Iterator[Commit]:
     except BaseException:
         for restore in reversed(restores):
             restore()
+        raise
+
+
+@contextlib.contextmanager
+def restoring(restore: Restore) -> Iterator[None]:
+    """Call ``restore`` after the block, and once more if it was interrupted."""
+    try:
+        try:
+            yield
+        finally:
+            restore()
+    except BaseException:
+        restore()
         raise

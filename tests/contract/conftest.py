@@ -157,8 +157,8 @@ def world() -> dict[str, Any]:
     """Return what belongs to nobody in particular."""
     return {
         "torch": torch.get_rng_state(),
-        "numpy": str(np.random.get_state()),  # noqa: NPY002
-        "python": random.getstate(),
+        "numpy": [str(part) if i != 1 else part.tobytes() for i, part in enumerate(np.random.get_state())],  # noqa: NPY002
+        "python": hash(random.getstate()),
         "dtype": str(torch.get_default_dtype()),
         "threads": torch.get_num_threads(),
         "grad": torch.is_grad_enabled(),

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
 from ..states import load_network_state, move_network, network_state
-from ..undo import all_or_nothing
+from ..undo import all_or_nothing, restoring, run
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
@@ -288,14 +289,17 @@ class Learner(ABC):
 
     @contextlib.contextmanager
     def _looking(self) -> Iterator[None]:
-        """Hold the lock, and leave the counts of passed samples as they are."""
+        """Hold the lock, and leave the counts of passed samples and torch's grad mode as they are."""
         with self.lock:
-            counts = [(network, network.samples_passed) for network in self._networks()]
-            try:
+            networks, grad = self._networks(), torch.is_grad_enabled()
+            counts = [network.samples_passed for network in networks]
+
+            def restore() -> None:
+                torch.set_grad_enabled(grad)
+                run(map(setattr, networks, repeat("samples_passed"), counts))
+
+            with restoring(restore):
                 yield
-            finally:
-                for network, passed in counts:
-                    network.samples_passed = passed
 
     def _networks(self) -> list[Network]:
         return [self.network]

@@ -1,0 +1,107 @@
+"""Exceptions at chosen lines of the library, and everything that they must leave as it was."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import rehearse
+from conftest import world
+from rehearse import Learner
+from sameness import outside
+
+LIBRARY = str(Path(rehearse.__file__).parent)
+
+
+class Interrupt(BaseException):
+    """What is raised; like KeyboardInterrupt, no `except Exception` catches it."""
+
+
+class Interruption:
+    """Raises `Interrupt` at the line of this number that a call executes in the library; 0 only counts lines."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number, self.lines, self.where = number, 0, ""
+        self.first: dict[tuple[Any, ...], int] = {}  # the number of the first line with this stack
+
+    def __call__(self, call: Callable[[], Any]) -> bool:
+        """Return whether the call raised. An exception in a generator that is being closed does not leave the call."""
+        with _silent_generators():
+            sys.settrace(self._enter)
+            try:
+                call()
+            except Interrupt:
+                return True
+            finally:
+                sys.settrace(None)
+        return False
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(LIBRARY) else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if not self.number:
+                self.first.setdefault(_stack(frame), self.lines)
+            if self.lines == self.number:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+                raise Interrupt
+        return self._line
+
+
+def _stack(frame: FrameType | None) -> tuple[Any, ...]:
+    found = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(LIBRARY):
+            found += [frame.f_code, frame.f_lineno]
+        frame = frame.f_back
+    return tuple(found)
+
+
+@contextmanager
+def _silent_generators() -> Iterator[None]:
+    own, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        yield
+    finally:
+        sys.unraisablehook = own
+
+
+def picture(learner: Learner) -> dict[str, Any]:
+    """Return everything that an interrupted call must leave as it was."""
+    models = [network.model for network in learner._networks()]
+    memory = learner.memory
+    mapped = memory is not None and memory._rows.file is not None
+    return {
+        "state": contents(learner) if mapped else learner.state_dict(),
+        "outside": [outside(model) for model in models],
+        "objects": [[id(tensor) for tensor in (*model.parameters(), *model.buffers())] for model in models],
+        "grads": [[id(parameter.grad) for parameter in model.parameters()] for model in models],
+        "forwards": [[name for name, module in model.named_modules() if "forward" in vars(module)] for model in models],
+        "world": world(),
+        "counts": None if memory is None else (len(memory), memory.seen),
+    }
+
+
+def contents(learner: Learner) -> dict[str, Any]:
+    """Return the state of a learner whose memory is in a file, with the samples in place of a reference to the file."""
+    memory = learner.memory
+    assert memory is not None
+    learner.memory = None  # type: ignore[assignment]
+    try:
+        state = learner.state_dict()
+    finally:
+        learner.memory = memory
+    held = memory.all() if len(memory) else None
+    facts = {name: (fill, fact.clone()) for name, (fill, fact) in memory._facts.items()}
+    index = {name: torch.as_tensor(value) for name, value in memory._index.state().items()}
+    samples = None if held is None else (held.x, held.y, held.task, held.slots, dict(held.columns))
+    random = [str(generator.bit_generator.state) for generator in (memory._insertion, memory._sampling)]
+    return state | {"memory": (samples, facts, index, random, memory._policy_state())}

@@ -1,0 +1,167 @@
+"""An exception at any line of `observe` leaves the state before or the state after, bit for bit.
+
+A trace function raises at chosen lines of the library: at every line with a stack of its own for some learners, at a
+part of them for others. ``REHEARSE_EVERY_LINE=1`` tests every line of every learner, which takes hours.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from interrupting import Interruption, contents, picture
+from small_learners import SETTINGS, Case, Setting, batch
+
+import rehearse
+from rehearse import Learner
+from sameness import assert_same, differences
+
+EVERY_LINE = os.environ.get("REHEARSE_EVERY_LINE") == "1"
+CORE = {
+    "replay mi2 ce sgd 1 chain": 1,
+    "replay mi2 der adam 2 norm published": 5,
+    "replay uniform ce momentum 2 dropout": 4,
+    "replay mi2, balanced memory, batch 4": 4,
+    "replay mi2, mapped memory, batch 0": 4,
+    "AGEM adam 2 norm": 5,
+    "GEM sgd 1 chain": 4,
+    "ICaRL memory momentum 1 norm 3": 9,
+    "ICaRL task sgd 2 chain 3": 9,
+    "GenerativeReplay stale adam 2": 17,
+    "GenerativeReplay mir sgd 1": 17,
+    "CodeReplay True False adam 2": 29,
+    "CodeReplay, bytes": 29,
+}
+"""Settings and every how many of their lines are tested."""
+OTHERS = [name for name in SETTINGS if name not in CORE][:: 1 if EVERY_LINE else 11]
+POINTS = 12  # lines of each of the others
+SEED = 5  # of torch's global random state, which must not change
+
+
+class Subject:
+    """A learner before a batch, as often as it is needed; samples in a file cannot be copied."""
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.setting, self.folder, self.made = setting, folder, 0
+        self.first = self._make()
+        self.mapped = self.first.learner.memory is not None and self.first.learner.memory._rows.file is not None
+
+    def _make(self) -> Case:
+        self.made += 1
+        folder = self.folder / str(self.made)
+        folder.mkdir()
+        return self.setting(folder)
+
+    def new(self) -> Case:
+        case = self._make() if self.mapped else self.first._replace(learner=copy.deepcopy(self.first.learner))
+        torch.manual_seed(SEED)
+        return case
+
+
+def comparable(picture: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a picture that are the same for every copy of a learner."""
+    return {name: part for name, part in picture.items() if name not in ("objects", "grads")}
+
+
+def check(setting: Setting, folder: Path, choose: Callable[[Interruption], Sequence[int]], follow: int = 5) -> int:
+    """Raise at the chosen lines; after every ``follow``-th of them the batch is observed again, and must be learned."""
+    subject = Subject(setting, folder)
+    case, counted = subject.new(), Interruption()
+    counted(lambda: case.learner.observe(case.x, case.y, case.task))
+    case = subject.new()
+    before = comparable(picture(case.learner))
+    case.learner.observe(case.x, case.y, case.task)
+    after, used = comparable(picture(case.learner)), True
+    lines = choose(counted)
+    for turn, line in enumerate(lines):
+        if used:
+            case = subject.new()
+            own = picture(case.learner)
+            assert_same(comparable(own), before)
+        interruption, learner = Interruption(line), case.learner
+        interruption(lambda: case.learner.observe(case.x, case.y, case.task))  # noqa: B023
+        now = picture(learner)
+        assert (now["objects"], now["grads"]) == (own["objects"], own["grads"]), interruption.where
+        used = not differences(comparable(now), after)
+        if not used:
+            assert not differences(comparable(now), before), (interruption.where, differences(comparable(now), before))
+            if turn % follow == 0:
+                torch.manual_seed(SEED)
+                learner.observe(case.x, case.y, case.task)
+                assert not differences(comparable(picture(learner)), after), interruption.where
+                used = True
+    return len(lines)
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_an_exception_at_any_line_leaves_the_state_before_or_after(name: str, tmp_path: Path) -> None:
+    every = 1 if EVERY_LINE else CORE[name]
+    assert check(SETTINGS[name], tmp_path, lambda counted: sorted(counted.first.values())[::every]) > 60
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_exception_at_some_lines_leaves_the_state_before_or_after(name: str, tmp_path: Path) -> None:
+    def choose(counted: Interruption) -> Sequence[int]:
+        if EVERY_LINE:
+            return range(1, counted.lines + 1)
+        step = counted.lines // POINTS
+        return range(1 + OTHERS.index(name) % step, counted.lines + 1, step)
+
+    check(SETTINGS[name], tmp_path, choose)
+
+
+def test_users_gradients_and_modes_survive(tmp_path: Path) -> None:
+    def setting(folder: Path) -> Case:
+        case = SETTINGS["replay mi2 ce momentum 2 norm clean"](folder)
+        for parameter in case.learner.model.parameters():
+            parameter.grad = torch.full_like(parameter, 7.0)
+        case.learner.model.eval()
+        return case
+
+    check(setting, tmp_path, lambda counted: range(1, counted.lines + 1, 1 if EVERY_LINE else 29))
+
+
+@pytest.mark.parametrize("name", ["replay mi2, mapped memory, batch 4", "CodeReplay, mapped memory"])
+def test_a_checkpoint_of_a_mapped_memory_survives(name: str, tmp_path: Path) -> None:
+    case = SETTINGS[name](tmp_path)
+    rehearse.save(case.learner, tmp_path / "checkpoint")
+    saved = contents(case.learner)
+    counted = Interruption()
+    counted(lambda: case.learner.observe(case.x, case.y, case.task))
+    for line in range(7, counted.lines, 1 if EVERY_LINE else counted.lines // 12):
+        rehearse.load(tmp_path / "checkpoint", into=case.learner)
+        assert_same(contents(case.learner), saved)
+        Interruption(line)(lambda: case.learner.observe(case.x, case.y, case.task))
+    rehearse.load(tmp_path / "checkpoint", into=case.learner)
+    assert_same(contents(case.learner), saved)
+
+
+LOOKS: dict[str, Callable[[Learner], Any]] = {
+    "predict": lambda learner: learner.predict(batch(9)[0]),
+    "diagnose": lambda learner: asdict(learner.diagnose(*batch(9)[:2])),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize(
+    "name", ["replay mi2 ce adam 1 dropout", "replay mi2 ce sgd 1 norm auto", "ICaRL task sgd 2 chain 3"]
+)
+def test_an_exception_at_any_line_of_a_look_changes_nothing(name: str, look: str, tmp_path: Path) -> None:
+    learner, counted = SETTINGS[name](tmp_path).learner, Interruption()
+    torch.manual_seed(SEED)
+    before = picture(learner)
+    counted(lambda: LOOKS[look](learner))
+    assert_same(picture(learner), before)
+    expected = LOOKS[look](learner)
+    for line in sorted(counted.first.values())[:: 1 if EVERY_LINE else 4]:
+        interruption = Interruption(line)
+        interruption(lambda: LOOKS[look](learner))
+        found = differences(picture(learner), before)
+        assert not found, (interruption.where, found)
+    assert_same(LOOKS[look](learner), expected)
