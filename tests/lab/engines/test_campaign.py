@@ -294,7 +294,7 @@ def test_control_c_says_how_to_go_on(tmp_path: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == ""
-    assert err.strip().endswith(f"stopped; the same command goes on from {tmp_path}")
+    assert err.strip().endswith(f"stopped; the same command resumes from {tmp_path}")
     assert "Traceback" not in err
 
 

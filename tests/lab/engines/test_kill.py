@@ -1,4 +1,4 @@
-"""Kill -9 at random moments: the same call goes on, and the result is that of a run that nobody touched."""
+"""Kill -9 at random moments: the same call resumes, and the result is that of an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -22,16 +22,16 @@ from .store import Store, StoreError
 from .work import Busy, run_spec
 
 PROGRESS_SECONDS = 0.5
-PATIENCE_SECONDS = 30.0  # for a run that is told to stop: it ends the step it is at, and writes its checkpoint
+PATIENCE_SECONDS = 30.0  # for a run that is asked to stop: it ends the step it is at, and writes its checkpoint
 
 
 def run_all(
     specs: Sequence[Spec], store: Store, settings: Settings | None = None, jobs: int | None = None
 ) -> Iterator[Event]:
-    """Carry out the runs that have no result yet; yields what happens, as it happens.
+    """Make the runs that have no result yet; yields what happens, as it happens.
 
-    A failing run is told and the others go on; a directory that cannot be written any more stops them all. Closing
-    the iterator stops the processes at their next step: the same call goes on from their checkpoints.
+    A failing run is reported and the others continue; a directory that cannot be written any more stops them all.
+    Closing the iterator stops the processes at their next step: the same call resumes them from their checkpoints.
     """
     settings = settings or Settings()
     jobs = cores() if jobs is None else jobs
@@ -87,7 +87,7 @@ class _Workers:
             kind, content = channel.recv()
         except (EOFError, OSError):
             self._forget(channel)
-            error = f"{_how_it_ended(process.exitcode)}; the same command goes on from its checkpoint"
+            error = f"{_how_it_ended(process.exitcode)}; the same command resumes it from its checkpoint"
             yield Failed(spec, error, interrupted=True)
             return
         if kind == "progress":

@@ -1,7 +1,7 @@
 """The cluster engine: the same runs as Ray tasks, one core each; extra ``rehearse-torch[ray]``.
 
 A run writes into the same directory as it would locally, which the machines of a cluster share, so that a run whose
-worker or node dies goes on from its checkpoint elsewhere. Where they do not share it, results come back through Ray
+worker or node dies resumes from its checkpoint elsewhere. Where they do not share it, results come back through Ray
 all the same, and a run that is retried on another node starts over.
 """
 
@@ -142,7 +142,7 @@ class _Cluster:
             return
         except self.ray.exceptions.RayError as problem:
             first = str(problem).strip().splitlines()[0]
-            error = f"its worker or node died {RETRIES + 1} times ({first}); the same command goes on"
+            error = f"its worker or node died {RETRIES + 1} times ({first}); the same command resumes it"
             yield Failed(spec, error, interrupted=True)
             return
         if kind == "unwritable":

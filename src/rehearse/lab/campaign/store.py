@@ -203,5 +203,5 @@ def unwritable(root: Path, problem: OSError) -> StoreError:
         errno.ENOTDIR: "a file is in its way: choose another --out",
     }.get(problem.errno or 0, str(problem))
     return StoreError(
-        f"cannot write to {root}: {reason}. Earlier results are untouched, and a command with the same --out goes on."
+        f"cannot write to {root}: {reason}. Earlier results are untouched, and a command with the same --out resumes."
     )

@@ -1,7 +1,7 @@
 """Choosing hyper-parameters on the validation split, with Optuna; extra ``rehearse-torch[tune]``.
 
 A trial is a setting, tried over seeds; its value is the mean validation accuracy after the last task. The test sets
-play no part. Trials are kept in a journal and runs in a store, both under ``out``: the same call goes on.
+play no part. Trials are kept in a journal and runs in a store, both under ``out``: the same call resumes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def list_(data_dir: DataDir = None) -> None:
 
 @app.command()
 def fetch(name: Name, data_dir: DataDir = None) -> None:
-    """Download a data set, checksums verified; a broken-off download goes on where it stopped."""
+    """Download a data set, checksums verified; an interrupted download resumes."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
         bars = {}

@@ -18,7 +18,8 @@ from ..report.progress import draw, label
 from ..spec import Spec
 from .console import errors
 
-Out = Annotated[Path, typer.Option(help="Where results and checkpoints go; the same command goes on from there.")]
+RUNS = Path("runs")
+Out = Annotated[Path, typer.Option(help="Where results and checkpoints go; the same command resumes from there.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")]
 Engine = Annotated[
     str, typer.Option(help="local: processes of this machine; ray: a Ray cluster (extra rehearse-torch[ray]).")
@@ -27,12 +28,13 @@ Address = Annotated[
     str | None, typer.Option(help="The Ray cluster's address; default: $RAY_ADDRESS, or a new one on this machine.")
 ]
 DataDir = Annotated[str | None, typer.Option(help="Where data sets are.")]
+SamplesPerTask = Annotated[int | None, typer.Option(help="Training samples per task; default: the paper's.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 SeenOnly = Annotated[
     bool,
     typer.Option(
         "--seen-only",
-        help="After each task evaluate the tasks so far alone: no metric reads the others.",
+        help="After each task evaluate only the tasks so far: no metric reads the others.",
     ),
 ]
 
@@ -40,7 +42,7 @@ SeenOnly = Annotated[
 def engine_events(
     specs: Sequence[Spec], store: Store, settings: Settings, jobs: int | None, engine: str, address: str | None
 ) -> Iterator[Event]:
-    """The campaign on the engine of that name."""
+    """Return the campaign on the engine of that name."""
     if engine == "ray":
         return cluster.run_all(specs, store, settings, jobs, address)
     if engine != "local":
@@ -51,16 +53,16 @@ def engine_events(
 
 
 def follow(events: Iterator[Event], specs: Sequence[Spec], out: Path) -> tuple[list[Finished], list[Failed]]:
-    """Draw a campaign to its end; Ctrl-C stops it and says how to go on."""
+    """Draw a campaign to its end; Ctrl-C stops it and says how to resume."""
     try:
         return draw(events, specs, errors)
     except KeyboardInterrupt:
-        errors.print(f"stopped; the same command goes on from {out}", soft_wrap=True, highlight=False)
+        errors.print(f"stopped; the same command resumes from {out}", soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None
 
 
 def report_failures(failed: Sequence[Failed]) -> None:
-    """Each error once, with the runs that it ended; exit code 1 if there are any."""
+    """Report each error once, with the runs that it ended; exit code 1 if there are any."""
     by_error: dict[tuple[str, str], list[Failed]] = {}
     for event in failed:
         by_error.setdefault((event.error, event.detail), []).append(event)

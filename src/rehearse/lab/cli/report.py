@@ -10,6 +10,7 @@ import typer
 from ..report import page
 from ..report.runs import find_runs
 from .console import output, tell_damaged
+from .engine import RUNS
 
 
 def report(
@@ -18,7 +19,7 @@ def report(
         typer.Argument(metavar="[RUNS]...", help="Result files, keys, or directories to search. Default: --out."),
     ] = None,
     page_file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    out: Annotated[Path, typer.Option(help="Where results are.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
     title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
 ) -> None:
     """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""

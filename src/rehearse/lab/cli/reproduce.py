@@ -38,6 +38,7 @@ from ..setup import with_precision
 from ..spec import Spec
 from .console import errors, output, tell_damaged
 from .engine import (
+    RUNS,
     Address,
     CheckpointSeconds,
     DataDir,
@@ -80,12 +81,12 @@ def reproduce(
             "what is done in any precision is done."
         ),
     ] = "auto",
-    out: Out = Path("runs"),
+    out: Out = RUNS,
     jobs: Jobs = None,
     engine: Engine = "local",
     address: Address = None,
     data_dir: DataDir = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
     seen_only: SeenOnly = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the published numbers.

@@ -28,63 +28,65 @@ from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
 from .console import errors, output
 from .engine import (
+    RUNS,
     Address,
     CheckpointSeconds,
     DataDir,
     Engine,
     Jobs,
     Out,
+    SamplesPerTask,
     SeenOnly,
     engine_events,
     follow,
     report_failures,
 )
 
-DEFAULT_METHODS = ("er", "er-mir")
+USUAL = ("er", "er-mir")
 SEEDS = 5
 DEFAULT_STREAM = "split-mnist-5k"
 
 
 def run(
     methods: Annotated[
-        list[str] | None, typer.Argument(help=f"Methods to compare: {', '.join(METHODS)}. Default: er er-mir.")
+        list[str] | None, typer.Argument(help=f"Methods to compare: {', '.join(METHODS)}. Default: {' '.join(USUAL)}.")
     ] = None,
     stream: Annotated[
         str | None, typer.Option(help=f"The stream: {', '.join(STREAMS)}. Default: {DEFAULT_STREAM}.")
     ] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many runs of each method: seeds 0 to N − 1. Default: 5, or the seed that --spec names."),
+        typer.Option(help=f"Runs of each method: seeds 0 to N − 1. Default: {SEEDS}, or the seed that --spec names."),
     ] = None,
     first_seed: Annotated[int | None, typer.Option(help="Start counting seeds here (0).")] = None,
     memory: Annotated[
-        int | None, typer.Option(help="Memories per class, M in the paper; the capacity is M × number of classes.")
+        int | None, typer.Option(help="Stored samples per class, M in the paper; the capacity is M × classes.")
     ] = None,
-    capacity: Annotated[int | None, typer.Option(help="Memories in all, instead of --memory.")] = None,
+    capacity: Annotated[int | None, typer.Option(help="Stored samples in all, instead of --memory.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate α, of the step and of the look-ahead.")] = None,
     criterion: Annotated[
         str | None,
-        typer.Option(help="mi1: loss after minus before the foreseen step; mi2: minus the lowest loss seen so far."),
+        typer.Option(help="mi1: loss after minus before the virtual step; mi2: minus the lowest loss so far."),
     ] = None,
     candidates: Annotated[
-        str | None, typer.Option(help="C, the memories that are scored for each batch; 'all' scores the whole memory.")
+        str | None, typer.Option(help="C, the stored samples to score for each batch; 'all' scores the whole memory.")
     ] = None,
-    budget: Annotated[int | None, typer.Option(help="B, the memories that are replayed with each batch.")] = None,
+    budget: Annotated[int | None, typer.Option(help="B, the samples that are replayed with each batch.")] = None,
     updates: Annotated[int | None, typer.Option(help="Iterations for each incoming batch.")] = None,
     batchnorm: Annotated[
-        str | None, typer.Option(help="How batch-norm is treated: published, clean, joint, recalibrated or auto.")
+        str | None, typer.Option(help="Batch-norm mode: published, clean, joint, recalibrated or auto.")
     ] = None,
     include_current_task: Annotated[
-        bool, typer.Option("--include-current-task", help="Let memories of the current task be recalled too.")
+        bool, typer.Option("--include-current-task", help="Replay samples of the current task too.")
     ] = False,
     task_free: Annotated[bool, typer.Option("--task-free", help="Hide the tasks from the learner.")] = False,
-    samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
+    samples_per_task: SamplesPerTask = None,
     tasks: Annotated[
         int | None, typer.Option(help="Tasks to divide the classes into, or permutations; default: the paper's.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Rows that arrive together (10).")] = None,
+    batch_size: Annotated[int | None, typer.Option(help=f"Samples that arrive together ({Spec.batch_size}).")] = None,
     split_seed: Annotated[
-        int | None, typer.Option(help="Which rows are for validation, which permutations are drawn (0).")
+        int | None, typer.Option(help="Decides the validation split and the permutations (0).")
     ] = None,
     class_order: Annotated[
         str | None, typer.Option(help="Which classes make which task, as in 5,3,0,1,…; labels stay as they are.")
@@ -103,22 +105,22 @@ def run(
     spec: Annotated[
         list[str] | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")
     ] = None,
-    out: Out = Path("runs"),
+    out: Out = RUNS,
     jobs: Jobs = None,
     engine: Engine = "local",
     address: Address = None,
     device: Annotated[str, typer.Option(help="cpu, or cuda (supported, untested).")] = "cpu",
     data_dir: DataDir = None,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Write which rows were replayed at each step, with scores.")
+        bool, typer.Option("--trace", help="Write which samples were replayed at each step, with their interference.")
     ] = False,
     images: Annotated[
-        bool, typer.Option("--images", help="Draw what is recalled and imagined at each task's end, for the page.")
+        bool, typer.Option("--images", help="Draw replayed and imagined samples at each task's end, for the page.")
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
     seen_only: SeenOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
@@ -131,7 +133,7 @@ def run(
     base = load_spec_values(spec[0]) if spec else {}
     if spec and methods and base.get("method", methods[0]) not in methods:
         raise InvalidInput(f"the spec {spec[0]} is of {base['method']}, and {', '.join(methods)} is asked for")
-    names = methods or ([base["method"]] if "method" in base else list(DEFAULT_METHODS))
+    names = methods or ([base["method"]] if "method" in base else list(USUAL))
     stream = stream or base.get("stream", DEFAULT_STREAM)
     if seeds is None and first_seed is None and "seed" in base:
         seeds, first_seed = 1, base["seed"]
@@ -160,7 +162,7 @@ def run(
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
     if trace and not any("capacity" in find_method(name).uses for name in names):
-        raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no rows, of which each has its number")
+        raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no samples")
     options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
     # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
     scoring = {name for name in names if find_method(name).scores and "candidates" in find_method(name).uses}
@@ -212,8 +214,8 @@ def run(
             output.print(differences)
         for sentence in low_ceilings(comparison):
             output.print(sentence)
-        place = "" if out == Path("runs") else f" --out {shlex.quote(str(out))}"
-        sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` tells of the first"
+        place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
+        sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run"
         errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
     for sentence in fallback_sentences(event.result for event in finished):
         errors.print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
@@ -222,9 +224,9 @@ def run(
 
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's key (its first digits suffice), or its file.")],
-    out: Annotated[Path, typer.Option(help="Where results are.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
 ) -> None:
-    """One run: its settings, its numbers, and how to rerun it."""
+    """Show one run: its settings, its numbers, and how to rerun it."""
     result = read_result(find_run(run, out))
     spec = Spec.from_dict(result["spec"])
     table = Table(title=Text(f"{label(spec)} ({spec.key})"), show_header=False)
@@ -244,7 +246,7 @@ def show(
 
 
 def methods() -> None:
-    """The methods, and the options of their own that --option sets."""
+    """List the methods, and the options of their own that --option sets."""
     table = Table(caption="options with their defaults; the settings of a stream may say otherwise")
     for column in ("method", "what it does", "options of its own"):
         table.add_column(column, overflow="fold")
@@ -285,7 +287,7 @@ def _options(words: list[str]) -> dict[str, Any]:
 
 
 def _of(method: str, options: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The options that concern this method; one that concerns none of the methods is refused."""
+    """Return the options of this method; one that none of the methods has is refused."""
     known = {name: find_method(name).options for name in names}
     for option in options:
         if not any(option in own for own in known.values()):
@@ -294,7 +296,7 @@ def _of(method: str, options: dict[str, Any], names: list[str]) -> dict[str, Any
 
 
 def _refuse_unused(names: list[str], chosen: dict[str, Any]) -> None:
-    """A setting that none of the methods looks at is a mistake."""
+    """Refuse a setting that none of the methods uses."""
     used = frozenset().union(*(find_method(name).uses for name in names))
     for name in chosen:
         field = "capacity" if name == "memory" else name

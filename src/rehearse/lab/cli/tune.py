@@ -14,7 +14,7 @@ from ..experiment import Settings
 from ..methods import find_method
 from ..report.progress import label
 from .console import errors, output
-from .engine import CheckpointSeconds, DataDir, Jobs
+from .engine import RUNS, CheckpointSeconds, DataDir, Jobs, SamplesPerTask
 
 
 def tune_command(
@@ -22,14 +22,12 @@ def tune_command(
     stream: Annotated[str, typer.Option(help="The stream on whose validation split they are judged.")],
     trials: Annotated[int, typer.Option(help="How many settings to try in all, earlier calls included.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = SEEDS,
-    memory: Annotated[int | None, typer.Option(help="Memories per class, not searched.")] = None,
-    samples_per_task: Annotated[int | None, typer.Option(help="Training rows a task; default: the paper's.")] = None,
-    out: Annotated[Path, typer.Option(help="Where trials and runs are kept; the same command goes on.")] = Path(
-        "runs/tune"
-    ),
+    memory: Annotated[int | None, typer.Option(help="Stored samples per class, not searched.")] = None,
+    samples_per_task: SamplesPerTask = None,
+    out: Annotated[Path, typer.Option(help="For trials and runs; the same command resumes.")] = RUNS / "tune",
     jobs: Jobs = None,
     data_dir: DataDir = None,
-    checkpoint_seconds: CheckpointSeconds = 30.0,
+    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
 ) -> None:
     """Search the published values for the setting with the best validation accuracy (extra rehearse-torch[tune]).
 
@@ -49,10 +47,10 @@ def tune_command(
                 elif isinstance(event, Notice):
                     errors.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
     except KeyboardInterrupt:
-        errors.print(f"stopped; the same command goes on from {out}", soft_wrap=True, highlight=False)
+        errors.print(f"stopped; the same command resumes from {out}", soft_wrap=True, highlight=False)
         raise typer.Exit(130) from None
     if not search.best_file.exists():
-        errors.print("no setting could be carried to its end", style="red")
+        errors.print("no setting could be tried to its end", style="red")
         raise typer.Exit(1)
     output.print(search.best_file.read_text("utf-8"), highlight=False, markup=False, soft_wrap=True, end="")
     output.print(f"rehearse run --spec {search.best_file}", highlight=False, markup=False, soft_wrap=True)

@@ -129,7 +129,7 @@ def _charts(rows: Sequence[Row]) -> list[Chart]:
         charts.forgetting_chart(rows),
         charts.cost_chart(rows, "cpu_seconds", "Accuracy against time", "CPU seconds a run", "s"),
         charts.cost_chart(
-            rows, "forward_passes", "Accuracy against work", "rows passed forward for each incoming row", "passes"
+            rows, "forward_passes", "Accuracy against work", "samples passed forward per incoming sample", "passes"
         ),
     ]
     return [chart for chart in drawn if chart.series]

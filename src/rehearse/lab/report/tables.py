@@ -26,7 +26,7 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"{comparison['stream']}, {len(seeds)} seed{'s' if len(seeds) != 1 else ''}: mean ± 95 % interval, in %",
         caption="forgetting: best minus final accuracy, over all tasks but the last; "
-        "passes: rows passed forward for each incoming row; CPU s: without what other ways to predict took",
+        "passes: samples passed forward per incoming sample; CPU s excludes extra evaluation modes",
     )
     mixed = len({name for method in comparison["methods"].values() for name in method["precisions"]}) > 1
     columns = ["accuracy", "median", "forgetting", "pooled", "n", "seconds", "CPU s", "steps/s", "passes"]
