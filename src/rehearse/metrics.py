@@ -1,9 +1,9 @@
-"""What a run achieved, as pure functions of its accuracy matrix.
+"""Metrics: functions of the accuracy matrix of a run.
 
 Throughout, ``matrix[i][j]`` = a(i, j) is the accuracy on task j's test set after learning task i, for T
 tasks: an array of T × T, tasks counted from 0. No function reads an entry above the diagonal (j > i: tasks
-not yet learned), so those may be nan. What is undefined is nan (forgetting after a single task, say); an
-entry that is nan makes whatever reads it nan.
+not yet learned), so those may be nan. Undefined results are nan (forgetting after a single task, say); an
+entry that is nan makes every result that reads it nan.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rehearse.errors import InvalidInput
+from .errors import InvalidInput
 
 Array: TypeAlias = NDArray[np.float64]
 Forgetting = Literal["chaudhry18", "lopez-paz17", "first-last", "all-tasks"]
 
 
 def average_accuracy(matrix: ArrayLike) -> float:
-    """Mean accuracy over all tasks after the last one: (1/T) Σ_j a(T, j).
+    """Return the mean accuracy over all tasks after the last one: (1/T) Σ_j a(T, j).
 
     Lopez-Paz & Ranzato 2017, "Gradient Episodic Memory for Continual Learning" (their ACC); the paper's
     accuracy.
@@ -31,24 +31,24 @@ def average_accuracy(matrix: ArrayLike) -> float:
 
 
 def pooled_accuracy(matrix: ArrayLike, sizes: Sequence[int]) -> float:
-    """Accuracy over all test examples thrown together, after the last task: Σ_j n_j a(T, j) / Σ_j n_j.
+    """Return the accuracy over all test samples together, after the last task: Σ_j n_j a(T, j) / Σ_j n_j.
 
-    ``sizes`` are the n_j, the test sets' sizes. It differs from the average where the test sets differ in
-    size, as those of Split MNIST do.
+    ``sizes`` are the n_j, the sizes of the test sets. It differs from the average if they differ, as those of
+    Split MNIST do.
     """
     final = _square(matrix)[-1]
     weights = np.asarray(sizes, dtype=np.float64)
     if weights.shape != final.shape or not (weights > 0).all():
-        raise InvalidInput(f"sizes must be {len(final)} positive numbers, one a task; got {sizes!r}")
+        raise InvalidInput(f"sizes must be {len(final)} positive numbers, one per task; got {sizes!r}")
     return float(weights @ final / weights.sum())
 
 
 def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> float:
-    """What was once known and is known no more, averaged over tasks; lower is better.
+    """Return how much accuracy was lost, averaged over tasks; lower is better.
 
     ``chaudhry18``: (1/(T−1)) Σ_{j<T} [max_{j≤i≤T} a(i, j) − a(T, j)]. The best accuracy on a task minus the
     final one (Chaudhry et al. 2018, "Riemannian Walk for Incremental Learning"), the last task left out. As
-    in the published program of Aljundi et al. 2019 the maximum includes the final accuracy, so that it is
+    in the reference implementation of Aljundi et al. 2019 the maximum includes the final accuracy, so that it is
     never negative; Chaudhry et al. take it over i < T, where a task that ends at its best counts as negative
     forgetting.
 
@@ -58,7 +58,7 @@ def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> floa
     last).
 
     ``all-tasks``: as ``chaudhry18``, but averaged over all T tasks, the last one's 0 included: (T−1)/T of it.
-    The published program does so for the hybrid of autoencoder and replay.
+    The reference implementation does so for replay from codes.
     """
     a = _square(matrix)
     if definition not in get_args(Forgetting):
@@ -70,7 +70,7 @@ def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> floa
 
 
 def backward_transfer(matrix: ArrayLike) -> float:
-    """How later tasks changed earlier ones: (1/(T−1)) Σ_{j<T} [a(T, j) − a(j, j)]; negative when they harmed.
+    """Return how later tasks changed earlier ones: (1/(T−1)) Σ_{j<T} [a(T, j) − a(j, j)]; negative when they harmed.
 
     Lopez-Paz & Ranzato 2017 (their BWT).
     """
@@ -79,7 +79,7 @@ def backward_transfer(matrix: ArrayLike) -> float:
 
 
 def learning_accuracy(matrix: ArrayLike) -> float:
-    """Mean accuracy on each task right after learning it: (1/T) Σ_j a(j, j).
+    """Return the mean accuracy on each task right after learning it: (1/T) Σ_j a(j, j).
 
     Riemer et al. 2019, "Learning to Learn without Forgetting by Maximizing Transfer and Minimizing
     Interference".
@@ -88,7 +88,7 @@ def learning_accuracy(matrix: ArrayLike) -> float:
 
 
 def accuracy_seen(matrix: ArrayLike) -> Array:
-    """Accuracy on the tasks seen so far, after each task: A_i = (1/i) Σ_{j≤i} a(i, j), one value a task.
+    """Return the accuracy on the tasks seen so far, after each task: A_i = (1/i) Σ_{j≤i} a(i, j), one value per task.
 
     The curve of Figure 4 in Aljundi et al. 2019. Its last value is the average accuracy.
     """
@@ -97,12 +97,12 @@ def accuracy_seen(matrix: ArrayLike) -> Array:
 
 
 def anytime_accuracy(matrix: ArrayLike) -> float:
-    """Accuracy on the tasks seen so far, averaged over the checkpoints: (1/T) Σ_i A_i of `accuracy_seen`.
+    """Return the accuracy on the tasks seen so far, averaged over tasks: (1/T) Σ_i A_i of `accuracy_seen`.
 
-    What one may expect of a learner that is stopped after a task chosen at random; the "average incremental
+    It is what to expect of a learner that stops after a random task; the "average incremental
     accuracy" of Rebuffi et al. 2017, "iCaRL: Incremental Classifier and Representation Learning", and the
     "average anytime accuracy" of Caccia et al. 2022, "New Insights on Reducing Abrupt Representation Change
-    in Online Continual Learning", with one checkpoint a task.
+    in Online Continual Learning", with one evaluation per task.
     """
     return _mean(accuracy_seen(matrix))
 
@@ -111,7 +111,7 @@ def anytime_accuracy(matrix: ArrayLike) -> float:
 class Prequential:
     """Test-then-train accuracy of a stream without evaluation sets: (1/n) Σ_i [ŷ_i = y_i].
 
-    Every example is predicted before it is learned, so the stream is its own test set. Dawid 1984,
+    Every sample is predicted before it is learned, so the stream is its own test set. Dawid 1984,
     "Statistical Theory: The Prequential Approach"; Gama et al. 2013, "On evaluating stream learning
     algorithms".
 
@@ -126,19 +126,16 @@ class Prequential:
     seen: int = 0
 
     def add(self, predicted: Any, target: Any) -> None:
-        """Count a batch of predicted labels against what came."""
+        """Count the correct predictions of a batch."""
         guesses, truth = np.asarray(predicted), np.asarray(target)
         if guesses.shape != truth.shape or guesses.ndim != 1:
-            raise InvalidInput(
-                f"predicted and target must be two rows of labels of one length; got shapes {guesses.shape} "
-                f"and {truth.shape}"
-            )
+            raise InvalidInput(f"predicted and target must be labels of one length; got {guesses.shape}, {truth.shape}")
         self.correct += int((guesses == truth).sum())
         self.seen += len(truth)
 
     @property
     def accuracy(self) -> float:
-        """So far; nan before the first example."""
+        """The accuracy so far; nan before the first sample."""
         return self.correct / self.seen if self.seen else float("nan")
 
 
@@ -148,7 +145,7 @@ def _square(matrix: ArrayLike) -> Array:
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"the accuracy matrix must be T × T numbers: {error}") from error
     if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size:
-        raise InvalidInput(f"the accuracy matrix must be T × T, a row and a column a task; got shape {a.shape}")
+        raise InvalidInput(f"the accuracy matrix must be T × T, a row and a column per task; got shape {a.shape}")
     return a
 
 

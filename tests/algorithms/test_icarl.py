@@ -246,7 +246,7 @@ def test_an_invalid_batch_does_not_even_end_the_task(keep: Any) -> None:
     for bad_x, bad_y, words in (
         (x, torch.tensor([2, 6]), "outside the model's 6 outputs"),
         (torch.ones(2, 7), y, "those before had"),
-        (x.double(), y, "convert them first"),
+        (x.double(), y, "convert them"),
     ):
         with pytest.raises(InvalidInput, match=words):
             ours.observe(bad_x, bad_y, 1)

@@ -97,8 +97,8 @@ def test_outputs_are_bounded(output: str, low: int, high: int) -> None:
     [
         ({"input_shape": (784,)}, "images"),
         ({"input_shape": (3, 4, 32)}, "depth of at most 2"),
-        ({"channels": 0}, "channels and depth"),
-        ({"depth": 1.5}, "channels and depth"),
+        ({"channels": 0}, "channels is 0"),
+        ({"depth": 1.5}, "depth is 1.5"),
         ({"output": "relu"}, "output is 'relu'"),
     ],
 )

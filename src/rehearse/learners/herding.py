@@ -24,5 +24,4 @@ def herding(features: Tensor, n: int) -> Tensor:
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
     labels = torch.unique(y)
-    means = [features[y == label].mean(0) for label in labels]
-    return labels, F.normalize(torch.stack(means), dim=1) if means else features[:0]
+    return labels, F.normalize(torch.stack([features[y == label].mean(0) for label in labels]), dim=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -56,18 +57,19 @@ class ICaRL(Learner):
       prediction:
         argmin_c ‖ φ(x) − μ_c ‖                            μ_c: the mean of φ over the exemplars of c
 
-    φ is what enters the last linear layer, in eval mode; φ and μ are scaled to length one. The means are computed
-    anew when the network or the memory has changed. Probabilities are the softmax over −‖φ(x) − μ_c‖; a class that
-    never came has none. While a task runs, its means are those of its rows in the memory.
+    φ is what enters the last linear layer, in eval mode; φ and μ are scaled to length one. The means are recomputed
+    when the network or the memory has changed. Probabilities are the softmax over −‖φ(x) − μ_c‖; a class that was
+    never seen has probability 0. While a task runs, its means are those of its samples in the memory.
 
     Differs from the source because the stream is passed once:
 
-    - exemplars can only be chosen from what is still there when the task ends. ``keep="memory"`` never holds more
-      rows than the memory's capacity: the running task is sampled into the room that the exemplars leave.
-      ``keep="task"`` also holds the whole task beside the memory, as the source does; `report` says how many bytes;
-    - new are the classes of the running task, old all others that have come; a class that comes back is new again and
+    - exemplars can only be chosen from what is still there when the task ends. ``keep="memory"`` never stores more
+      samples than the memory's capacity: the running task is sampled into the room that the exemplars leave.
+      ``keep="task"`` also keeps the whole task beside the memory, as the source does; `diagnostics` says how many
+      bytes that takes;
+    - new are the classes of the running task, old all others that were seen; a class that comes back is new again and
       gets exemplars of its own in each task;
-    - one step joins the incoming rows with as many exemplars as the budget says, instead of passing all of both.
+    - one step joins the incoming samples with as many exemplars as the budget says, instead of passing all of both.
     """
 
     task_aware = True
@@ -95,15 +97,14 @@ class ICaRL(Learner):
             memory: Holds exemplars and the running task's samples.
             keep: ``memory`` or ``task``; see above.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        shared: dict[str, Any] = {"precision": precision, "clip": clip, "random": RandomState(seed)}
+        super().__init__(Network(model, optimizer, prepare=prepare, **shared), as_loss(None), memory=memory)
         if not isinstance(memory, ExemplarMemory):
             raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
         if keep not in get_args(Keep):
             raise InvalidInput(f"keep is {keep!r}; it must be one of {', '.join(get_args(Keep))}")
         check_positive(budget=budget, updates=updates)
-        find_head(model)
-        super().__init__(network, as_loss(None), memory=memory)
+        find_head(model)  # raises if there is none
         self.budget, self.updates, self.keep = budget, updates, keep
         self.tasks = Tasks()
         self._means: tuple[tuple[int, ...], tuple[Tensor, Tensor]] | None = None
@@ -133,9 +134,8 @@ class ICaRL(Learner):
 
     def _pass_batch(self, incoming: Batch, new: frozenset[int]) -> tuple[Batch | None, Tensor, NamedGradient]:
         """Return B_P, the losses of B_n ∪ B_P, and the gradient of their mean."""
-        replayed = None
-        if self.memory.eligible(incoming.task):
-            replayed = self.memory.sample(self.budget, exclude_task=incoming.task)  # B_P
+        stored = self.memory.eligible(incoming.task) > 0
+        replayed = self.memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
         batch = incoming if replayed is None else joined(incoming, replayed)
         targets = self._targets(batch, new)
         losses = _losses_to(targets, self.network(self._ready(batch.x)))
@@ -179,8 +179,8 @@ class ICaRL(Learner):
             return
         running = self.memory.get(torch.from_numpy(self.memory.running())) if not tasks.kept else _together(tasks.kept)
         self.memory.enrol(self._exemplars(running))
-        most, past = self._most_bytes(), tasks.past_labels | tasks.labels
-        self.tasks = Tasks(self.network.frozen(), past, most_kept_bytes=most)
+        past = tasks.past_labels | tasks.labels
+        self.tasks = Tasks(self.network.frozen(), past, most_kept_bytes=self._most_bytes())
 
     def _exemplars(self, samples: Batch) -> list[Batch]:
         """Return the exemplars of each class of each task among the samples, best first."""
@@ -229,41 +229,33 @@ class ICaRL(Learner):
         self.tasks = replace(self.tasks, labels=labels, kept=kept)
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
-        """Remove samples for good, those of the running task that are held beside the memory too."""
+        """Remove samples for good, also those of the running task that are kept beside the memory."""
         with self.lock:
-            if slots is not None and self.tasks.kept:
-                raise InvalidInput(
-                    "the running task is held beside the memory too: name its samples by ids or a predicate"
-                )
-            running = len(self.memory.running())
-            kept = _together(self.tasks.kept) if self.tasks.kept else None
-            doomed = torch.zeros(0 if kept is None else len(kept), dtype=torch.bool)
-            if kept is not None and (ids is None or ID in kept.columns):
+            if not self.tasks.kept:
+                return super().forget(ids=ids, slots=slots, predicate=predicate)
+            if slots is not None:
+                raise InvalidInput("the running task is kept beside the memory too: use ids or a predicate")
+            kept, running = _together(self.tasks.kept), len(self.memory.running())
+            doomed = torch.zeros(len(kept), dtype=torch.bool)
+            if predicate is not None or (ids is not None and ID in kept.columns):
                 doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
-            removed = super().forget(ids=ids, slots=slots, predicate=predicate)
-            if kept is None:
-                return removed
+            removed = super().forget(ids=ids, predicate=predicate)
             self.tasks = replace(self.tasks, kept=(kept.take((~doomed).nonzero().flatten()),))
-            twice = running - len(self.memory.running())  # what the memory had of them was a copy
+            twice = running - len(self.memory.running())  # the memory's samples of the running task are copies
             return removed - twice + int(doomed.sum())
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""
-        tasks = self.tasks
-
-        def restore() -> None:
-            self.tasks = tasks
-
-        return restore
+        return partial(setattr, self, "tasks", self.tasks)
 
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that never came."""
         features = self._features(x)
-        labels, means = self._class_means()
-        if not len(labels):
+        if not len(self.memory):
             return features.new_zeros(len(features), outputs(self.model))
+        labels, means = self._class_means()
         logits = features.new_full((len(features), outputs(self.model)), -torch.inf)
         logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
         return logits
@@ -273,22 +265,17 @@ class ICaRL(Learner):
         tensors = [*self.model.parameters(), *self.model.buffers()]
         now = (self.memory.seen, self.memory.changes, *(key for t in tensors for key in (id(t), t._version)))
         if self._means is None or self._means[0] != now:
-            means = torch.empty(0, dtype=torch.long), torch.empty(0)
-            if len(self.memory):
-                stored = self.memory.all()
-                means = class_means(self._features(stored.x), stored.y.long().to(self.device))
-            self._means = now, means
+            stored = self.memory.all()
+            self._means = now, class_means(self._features(stored.x), stored.y.long().to(self.device))
         return self._means[1]
 
     def _features(self, x: Tree) -> Tensor:
         """Return φ(x): what enters the head in eval mode, scaled to length one."""
         name, _ = find_head(self.model)
-        parts = []
-        for part in tree_parts(x):
-            with self.network.looking("evaluation"):
-                _, features = self.network.logits_and_features(self._ready(part), self.network.twin.tensors(), name)
-            parts.append(F.normalize(at_least_float32(features).flatten(1), dim=1))
-        return torch.cat(parts)
+        with self.network.looking("evaluation"):
+            ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
+            parts = [ask(self._ready(part), tensors, name)[1] for part in tree_parts(x)]
+        return F.normalize(at_least_float32(torch.cat(parts)).flatten(1), dim=1)
 
     # ------------------------------------------------------------------------------------------------------- state
 

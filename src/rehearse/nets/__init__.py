@@ -1,4 +1,4 @@
-"""The paper's networks. Each has ``features(x)``, what its last layer sees, and ``head``, that last layer."""
+"""The paper's networks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .vae import VAE
 
 __all__ = ["MLP", "NETWORKS", "VAE", "ConvAutoencoder", "GatedMLP", "ReducedResNet18", "make_network"]
 
-# The names in specs: how to build that network for so many classes and inputs of that shape.
+# By their names in specs: how to build a network for so many classes and inputs of that shape.
 NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
     "gated": lambda classes, shape: GatedMLP(math.prod(shape), classes=classes),
     "mlp": lambda classes, shape: MLP(math.prod(shape), classes=classes),
@@ -26,7 +26,7 @@ NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
 
 
 def make_network(name: str, *, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-    """The network of that name."""
+    """Return a new network of that name."""
     if name not in NETWORKS:
         raise InvalidInput(f"there is no network {name!r}; there are {', '.join(NETWORKS)}")
     return NETWORKS[name](classes, input_shape)

@@ -1,21 +1,18 @@
-"""The autoencoder that compresses what is remembered."""
+"""The autoencoder of replay from codes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from torch import Tensor, nn
 
+from ..checks import check_positive
 from ..errors import InvalidInput
 
 Output = Literal["tanh", "sigmoid", "linear"]
-KERNEL = {
-    "kernel_size": 4,
-    "stride": 2,
-    "padding": 1,
-    "bias": False,
-}  # halves a side; the batch-norm after it has a bias
+KERNEL: Final[dict[str, Any]] = {"kernel_size": 4, "stride": 2, "padding": 1, "bias": False}
+"""Of convolutions that halve a side; the batch-norm after them has a bias."""
 
 
 class ConvAutoencoder(nn.Module):
@@ -27,10 +24,10 @@ class ConvAutoencoder(nn.Module):
 
     Each of the ``depth`` convolutions halves height and width. With the defaults a 3 × 32 × 32 image becomes a code of
     20 × 4 × 4 = 320 numbers, 9.6 times fewer, and there are 44,160 parameters. Sides may be of any size of at least
-    2 ** depth, odd ones too. A code has no bounds; ``output`` bounds what is made of it: ``tanh`` for inputs in
+    2 ** depth, odd ones too. A code has no bounds; ``output`` bounds the reconstruction: ``tanh`` for inputs in
     [−1, 1] (and in [0, 1]), ``sigmoid`` for [0, 1], or ``linear``.
 
-    Initialisation is torch's own; inputs may be in either memory format.
+    Initialization is torch's own; inputs may be in either memory format.
     """
 
     channels_last = True
@@ -45,54 +42,39 @@ class ConvAutoencoder(nn.Module):
         depth: int = 3,
         output: Output = "tanh",
     ) -> None:
+        """Set the shape of the inputs, the number of channels and of convolutions, and the last function."""
         super().__init__()
         self.input_shape = tuple(input_shape)
         if len(self.input_shape) != 3 or not all(isinstance(size, int) and size >= 1 for size in self.input_shape):
             raise InvalidInput(f"this autoencoder takes images (channels, height, width), not {self.input_shape}")
-        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in (channels, depth)):
-            raise InvalidInput(f"channels and depth must be whole numbers of at least 1, not {channels!r}, {depth!r}")
+        check_positive(channels=channels, depth=depth)
         if output not in get_args(Output):
             raise InvalidInput(f"output is {output!r}; it must be one of {', '.join(get_args(Output))}")
-        colours, height, width = self.input_shape
+        colors, height, width = self.input_shape
         sides = [(height >> level, width >> level) for level in range(depth + 1)]
         if min(sides[-1]) < 1:
-            raise InvalidInput(
-                f"images of {height} × {width} cannot be halved {depth} times; choose a depth of at most "
-                f"{min(height, width).bit_length() - 1}"
-            )
+            most = min(height, width).bit_length() - 1
+            raise InvalidInput(f"{height} × {width} cannot be halved {depth} times; choose a depth of at most {most}")
         self.code_shape = (channels, *sides[-1])
-        down, up = [colours] + [channels] * depth, [channels] * depth + [colours]
-        self.encoder = nn.Sequential(
-            *[layer for level in range(depth) for layer in _halving(down[level], down[level + 1])],
-            Residual(channels),
-            nn.BatchNorm2d(channels),
-            Residual(channels),
-        )
-        self.decoder = nn.Sequential(
-            Residual(channels),
-            nn.BatchNorm2d(channels),
-            Residual(channels),
-            nn.BatchNorm2d(channels),
-            *[
-                layer
-                for level in range(depth)
-                for layer in _doubling(up[level], up[level + 1], sides[depth - 1 - level], last=level == depth - 1)
-            ],
-        )
+        down = [layer for level in range(depth) for layer in _halving(channels if level else colors, channels)]
+        self.encoder = nn.Sequential(*down, Residual(channels), nn.BatchNorm2d(channels), Residual(channels))
+        middle = [Residual(channels), nn.BatchNorm2d(channels), Residual(channels), nn.BatchNorm2d(channels)]
+        up = [layer for level in range(depth - 1, 0, -1) for layer in _doubling(channels, channels, sides[level])]
+        self.decoder = nn.Sequential(*middle, *up, _doubling(channels, colors, sides[0])[0])
         self.output: nn.Module = {"tanh": nn.Tanh(), "sigmoid": nn.Sigmoid(), "linear": nn.Identity()}[output]
 
     def encode(self, x: Tensor) -> Tensor:
-        """The code of each image, ``code_shape`` a row."""
+        """Return the code of each image, of ``code_shape``."""
         code: Tensor = self.encoder(x)
         return code
 
     def decode(self, code: Tensor) -> Tensor:
-        """The image that each code stands for."""
+        """Return an image for each code."""
         x: Tensor = self.output(self.decoder(code))
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        """What is left of the images after they have been a code."""
+        """Return the images as they are decoded from their codes."""
         return self.decode(self.encode(x))
 
 
@@ -100,6 +82,7 @@ class Residual(nn.Module):
     """x + conv1×1(ReLU(batch-norm(conv3×3(ReLU(x)))))."""
 
     def __init__(self, channels: int) -> None:
+        """Set the number of channels."""
         super().__init__()
         self.residual = nn.Sequential(
             nn.ReLU(),
@@ -110,17 +93,20 @@ class Residual(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum; its input stays as it is."""
+        """Return the sum; the input stays as it is."""
         total: Tensor = x + self.residual(x)
         return total
 
 
 def _halving(before: int, after: int) -> list[nn.Module]:
-    return [nn.Conv2d(before, after, **KERNEL), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]  # type: ignore[arg-type]
+    return [nn.Conv2d(before, after, **KERNEL), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
 
 
-def _doubling(before: int, after: int, sides: tuple[int, int], last: bool) -> list[nn.Module]:
-    """To the given sides: an odd one has lost a row in halving and gets it back."""
+def _doubling(before: int, after: int, sides: tuple[int, int]) -> list[nn.Module]:
+    """Return layers that double to these sides; an odd one lost a line when it was halved, and gets it back."""
     odd = (sides[0] % 2, sides[1] % 2)
-    convolution = nn.ConvTranspose2d(before, after, output_padding=odd, **KERNEL)  # type: ignore[arg-type]
-    return [convolution] if last else [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+    return [
+        nn.ConvTranspose2d(before, after, output_padding=odd, **KERNEL),
+        nn.BatchNorm2d(after),
+        nn.ReLU(inplace=True),
+    ]

@@ -15,18 +15,16 @@ class GatedMLP(nn.Module):
 
         h = ReLU(W₁x + b₁) · σ(V₁x + c₁),   logits = (W₂h + b₂) · σ(V₂h + c₂)
 
-    It is the classifier with which the published generative numbers were made (636,020 parameters with the
-    defaults), where the paper's text says that the MLP of experience replay was kept. Inputs of any shape are
-    flattened. As the outputs are gated too, there is no linear head to split off or to grow.
+    It is the classifier of the published generative numbers (636,020 parameters with the defaults), although the
+    paper's text says that the MLP of experience replay was used. Inputs of any shape are flattened. As the outputs are
+    gated too, there is no linear head that could grow.
     """
 
     def __init__(self, in_features: int = 784, hidden: int = 400, classes: int = 10, dropout: float = 0.2) -> None:
+        """Set the sizes of the layers, and the probability of dropout."""
         super().__init__()
         if min(in_features, hidden, classes) < 1:
-            raise InvalidInput(
-                "every layer needs at least one unit; got "
-                f"in_features={in_features}, hidden={hidden}, classes={classes}"
-            )
+            raise InvalidInput(f"every layer needs at least one unit; got {in_features}, {hidden}, {classes}")
         self.flatten = nn.Flatten()
         self.hidden = Gated(in_features, hidden)
         self.dropout = Dropout(dropout)
@@ -34,34 +32,36 @@ class GatedMLP(nn.Module):
 
     @property
     def first(self) -> Gated:
-        """The layer that the inputs meet first; with `rest`, for whoever steps several times on the same rows."""
+        """The first layer; with `rest`, for several steps on the same samples (`fast.repeated_batch`)."""
         return self.hidden
 
     def rest(self, activations: Tensor) -> Tensor:
-        """From what the first layer's weights make of the inputs to the logits."""
+        """Return the logits, given the first layer's outputs."""
         return F.glu(at_least_float32(self.output(self.dropout(_gated(activations)))), dim=1)
 
     def features(self, x: Tensor) -> Tensor:
-        """The hidden layer, one row an example."""
+        """Return the hidden layer's outputs."""
         return _gated(self.hidden(self.flatten(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit a class."""
+        """Return one logit per class."""
         return self.rest(self.hidden(self.flatten(x)))
 
 
 class Gated(nn.Module):
-    """Wx + b and Vx + c side by side: the weights of both are one matrix, initialised as torch's linear layers are."""
+    """Wx + b and Vx + c side by side: the weights of both are one matrix, initialized like torch's linear layers."""
 
     def __init__(self, before: int, after: int) -> None:
+        """Set the numbers of inputs, and of outputs after the gate."""
         super().__init__()
         both = nn.Linear(before, 2 * after)
         self.weight, self.bias = both.weight, both.bias
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return both, side by side."""
         return F.linear(x, self.weight, self.bias)
 
 
 def _gated(activations: Tensor) -> Tensor:
-    """ReLU(v) · σ(g), which is ReLU(v · σ(g)); a product in bfloat16 is gated in float32, which is faster."""
+    """Return ReLU(v) · σ(g), which is ReLU(v · σ(g)); a product in bfloat16 is gated in float32, which is faster."""
     return F.relu(F.glu(at_least_float32(activations), dim=1))

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from rehearse.errors import InvalidInput
+from ..errors import InvalidInput
 
 
 class MLP(nn.Sequential):
@@ -16,22 +16,20 @@ class MLP(nn.Sequential):
 
     The defaults are those of Split and Permuted MNIST in Aljundi et al. 2019, "Online Continual Learning with
     Maximally Interfered Retrieval" (appendix: two hidden layers of 400; 478,410 parameters). Inputs of any
-    shape are flattened, so images need no reshaping. Initialisation is torch's own.
+    shape are flattened, so images need no reshaping. Initialization is torch's own.
     """
 
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
+        """Set the sizes of the layers."""
         widths = [in_features, *hidden]
         if min([*widths, classes]) < 1:
-            raise InvalidInput(
-                f"every layer needs at least one unit; got in_features={in_features}, "
-                f"hidden={tuple(hidden)}, classes={classes}"
-            )
+            raise InvalidInput(f"every layer needs at least one unit; got {[*widths, classes]}")
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(OrderedDict(body=nn.Sequential(*layers), head=nn.Linear(widths[-1], classes)))
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head sees: the last hidden layer, one row an example."""
+        """Return the inputs of the head: the last hidden layer."""
         activations: Tensor = self.get_submodule("body")(x)
         return activations

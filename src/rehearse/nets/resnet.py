@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rehearse.errors import InvalidInput
+from ..errors import InvalidInput
 
 Norm = Literal["batch", "group"]
 GROUPS = 4  # divides 20, 40, 80 and 160; Wu & He 2018 found the number of groups to matter little
@@ -15,22 +15,21 @@ POOL = 4  # the paper averages windows of 4 × 4
 
 
 class ReducedResNet18(nn.Module):
-    """ResNet-18 (He et al. 2016) with ``base`` filters instead of 64 and no pooling at the entrance.
+    """ResNet-18 (He et al. 2016) with ``base`` filters instead of 64 and no pooling at the input.
 
     A 3 × 3 convolution; four stages of two basic blocks with 1, 2, 4 and 8 times ``base`` filters and strides
     1, 2, 2, 2; an average over windows of 4 × 4; a linear ``head``. It is the network of Lopez-Paz & Ranzato
     2017 and of Tables 2 to 4 in Aljundi et al. 2019. With the defaults it has 1,094,750 parameters. A 32 × 32
     input leaves one window (head of 160 inputs), an 84 × 84 input 2 × 2 windows (640 inputs).
 
-    ``norm="group"`` puts group-norm of 4 groups (Wu & He 2018) wherever batch-norm stood: as many parameters,
-    and no statistics of the batch or of the past, so that a comparison of retrievals cannot be one of
-    statistics.
+    ``norm="group"`` replaces batch-norm by group-norm of 4 groups (Wu & He 2018): as many parameters, and no
+    statistics of the batch or of the past, so that a comparison of retrievals is not one of statistics.
 
-    Inputs may be in either memory format; initialisation is torch's own.
+    Inputs may be in either memory format; initialization is torch's own.
     """
 
     channels_last = True
-    """Learners lay weights and images out channels-last, which is faster on a CPU; nothing here views them flat."""
+    """Learners store weights and images channels-last, which is faster on a CPU; nothing here views them flat."""
 
     def __init__(
         self,
@@ -39,6 +38,7 @@ class ReducedResNet18(nn.Module):
         input_shape: tuple[int, int, int] = (3, 32, 32),
         norm: Norm = "batch",
     ) -> None:
+        """Set the number of classes and of filters, the shape of the inputs, and the normalization."""
         super().__init__()
         if classes < 1 or base < 1:
             raise InvalidInput(f"classes and base must be at least 1; got classes={classes}, base={base}")
@@ -49,12 +49,10 @@ class ReducedResNet18(nn.Module):
         channels, height, width = input_shape
         windows = _windows(height) * _windows(width)
         if channels < 1 or not windows:
-            raise InvalidInput(
-                f"input_shape is (channels, height, width) with both sides at least 25; got {input_shape}"
-            )
+            raise InvalidInput(f"input_shape is (channels, height, width), both sides at least 25; got {input_shape}")
         self.body = nn.Sequential(
             _convolution(channels, base, 3, 1),
-            _normalisation(norm, base),
+            _normalization(norm, base),
             nn.ReLU(inplace=True),
             *_stage(base, base, 1, norm),
             *_stage(base, 2 * base, 2, norm),
@@ -66,39 +64,40 @@ class ReducedResNet18(nn.Module):
         self.head = nn.Linear(8 * base * windows, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the head sees: the pooled map of the last stage, flattened, one row an example."""
+        """Return the inputs of the head: the pooled map of the last stage, flattened."""
         activations: Tensor = self.body(x)
         return activations
 
     def forward(self, x: Tensor) -> Tensor:
-        """One logit a class."""
+        """Return one logit per class."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 class BasicBlock(nn.Module):
-    """Two 3 × 3 convolutions added to their input, which a 1 × 1 convolution fits where the shape changes."""
+    """Two 3 × 3 convolutions added to their input, which a 1 × 1 convolution reshapes if needed."""
 
     relu_of_sum = ("residual", "shortcut")
-    """What is added under the ReLU, for kernels that do both in one go."""
+    """What is added under the ReLU, for kernels that do both at once."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
+        """Set the numbers of channels, the stride and the normalization."""
         super().__init__()
         self.residual = nn.Sequential(
             _convolution(before, after, 3, stride),
-            _normalisation(norm, after),
+            _normalization(norm, after),
             nn.ReLU(inplace=True),
             _convolution(after, after, 3, 1),
-            _normalisation(norm, after),
+            _normalization(norm, after),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or before != after:
-            self.shortcut = nn.Sequential(_convolution(before, after, 1, stride), _normalisation(norm, after))
+            self.shortcut = nn.Sequential(_convolution(before, after, 1, stride), _normalization(norm, after))
 
     def forward(self, x: Tensor) -> Tensor:
-        """relu(residual(x) + shortcut(x))."""
+        """Return relu(residual(x) + shortcut(x))."""
         total: Tensor = self.residual(x)
-        total += self.shortcut(x)  # what a normalisation gave is not needed for its gradient
+        total += self.shortcut(x)  # in place: a normalization does not need its output for the gradient
         return F.relu(total, inplace=True)
 
 
@@ -107,16 +106,16 @@ def _stage(before: int, after: int, stride: int, norm: Norm) -> list[nn.Module]:
 
 
 def _convolution(before: int, after: int, kernel: int, stride: int) -> nn.Conv2d:
-    # No bias: the normalisation that follows would take it away again.
+    # No bias: the normalization that follows would cancel it.
     return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
-def _normalisation(norm: Norm, channels: int) -> nn.Module:
+def _normalization(norm: Norm, channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(GROUPS, channels)
 
 
 def _windows(side: int) -> int:
-    """How many pooling windows fit along a side after three strides of 2, each of which rounds up."""
+    """Return how many pooling windows fit along a side after three strides of 2, each of which rounds up."""
     for _ in range(3):
         side = (side + 1) // 2
     return side // POOL
