@@ -27,6 +27,6 @@ learner = Replay(model, torch.optim.Adam(model.parameters(), lr=0.003), Reservoi
 for number, (x, y) in enumerate(DataLoader(Sensor(), batch_size=10)):
     step = learner.observe(x, y)
     if number % 50 == 49:
-        print(f"batch {number + 1}: incoming {step.incoming_loss:.2f}, recalled {step.replayed_loss:.2f}")
+        print(f"batch {number + 1}: incoming {step.incoming_loss:.2f}, replayed {step.replayed_loss:.2f}")
     if number == 199:  # a stream has no end; this example has
         break

@@ -1,6 +1,6 @@
-"""A deletion request: a customer's rows leave the memory, and the bytes of its file, for good.
+"""A deletion request: a customer's samples leave the memory, and the bytes of its file, for good.
 
-The customer's name comes with the row as its id, of which the memory keeps a hash.
+The customer's name comes with the sample as its id, of which the memory keeps a hash.
 """
 
 import tempfile
@@ -11,7 +11,7 @@ from torch import nn
 
 from rehearse import Replay, ReservoirMemory
 
-path = Path(tempfile.mkdtemp()) / "memory.rows"
+path = Path(tempfile.mkdtemp()) / "memory.samples"
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
 learner = Replay(
@@ -33,12 +33,12 @@ for _ in range(20):
     observe([f"customer {number}" for number in torch.randint(40, (8,), generator=generator).tolist()])
 secret = observe(["anna", "ben", "carla"])[0].numpy().tobytes()
 memory = learner.memory
-print(f"{len(memory)} rows of {memory.seen} seen; anna's is in the file: {secret in path.read_bytes()}")
+print(f"{len(memory)} samples of {memory.seen} seen; anna's is in the file: {secret in path.read_bytes()}")
 
 removed = learner.forget(ids=["anna"])
 
-print(f"{removed} row removed; anna's is in the file: {secret in path.read_bytes()}")
+print(f"{removed} sample removed; anna's is in the file: {secret in path.read_bytes()}")
 assert removed == 1
 assert secret not in path.read_bytes()
-observe(["ben", "carla"])  # and life goes on
-print(f"{len(memory)} rows; the weights, and checkpoints from before, still bear the rows' traces")
+observe(["ben", "carla"])  # the learner continues
+print(f"{len(memory)} samples; the weights, and earlier checkpoints, still bear traces of what was removed")

@@ -1,4 +1,4 @@
-"""Your own classifier and generator: two tasks, no example stored, samples searched for what would be forgotten."""
+"""Your own classifier and generator: no sample is stored, imagined ones are searched for what would be forgotten."""
 
 import numpy as np
 import torch

@@ -11,8 +11,8 @@ random = np.random.default_rng(0)
 centres = random.normal(size=(10, 20))
 
 
-def draw(rows_per_class: int) -> tuple[np.ndarray, np.ndarray]:
-    y = np.repeat(np.arange(10), rows_per_class)
+def draw(samples_per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    y = np.repeat(np.arange(10), samples_per_class)
     return (centres[y] + random.normal(size=(len(y), 20))).astype(np.float32), y
 
 

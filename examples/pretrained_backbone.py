@@ -9,8 +9,8 @@ generator = torch.Generator().manual_seed(0)
 centres = torch.randn(8, 16, generator=generator) * 2
 
 
-def draw(classes: list[int], rows: int) -> tuple[Tensor, Tensor]:
-    y = torch.tensor(classes).repeat(rows)
+def draw(classes: list[int], samples: int) -> tuple[Tensor, Tensor]:
+    y = torch.tensor(classes).repeat(samples)
     return centres[y] + torch.randn(len(y), 16, generator=generator), y
 
 
@@ -32,7 +32,7 @@ learner = Replay(
     model,
     torch.optim.SGD(model[1].parameters(), lr=0.1),
     ReservoirMemory(100),
-    MostInterfered(layers="head"),  # only the head moves, so only the head is foreseen
+    MostInterfered(layers="head"),  # only the head moves, so the look-ahead moves the head alone
 )
 
 for first in (0, 2, 4, 6):  # classes 4 to 7 are new to the backbone too

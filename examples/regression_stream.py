@@ -1,4 +1,4 @@
-"""A regression stream: one squared error a row is all that replay and its scores need."""
+"""A regression stream: one squared error per sample is all that replay and its look-ahead need."""
 
 import math
 
@@ -10,10 +10,10 @@ from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
 generator = torch.Generator().manual_seed(0)
 
 
-def draw(low: float, high: float, rows: int) -> tuple[Tensor, Tensor]:
+def draw(low: float, high: float, samples: int) -> tuple[Tensor, Tensor]:
     """A noisy sine, seen through a window."""
-    x = low + (high - low) * torch.rand(rows, 1, generator=generator)
-    return x, torch.sin(x) + 0.05 * torch.randn(rows, 1, generator=generator)
+    x = low + (high - low) * torch.rand(samples, 1, generator=generator)
+    return x, torch.sin(x) + 0.05 * torch.randn(samples, 1, generator=generator)
 
 
 def network() -> nn.Module:

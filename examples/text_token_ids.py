@@ -15,13 +15,13 @@ vocabulary = {word: number for number, word in enumerate(sorted({w for t in TOPI
 generator = torch.Generator().manual_seed(0)
 
 
-def sentences(topic: int, rows: int) -> tuple[dict[str, Tensor], Tensor]:
+def sentences(topic: int, samples: int) -> tuple[dict[str, Tensor], Tensor]:
     """Some words of the topic in any order, filled up with token 0 to a length of 8."""
     words = torch.tensor([vocabulary[word] for word in list(TOPICS.values())[topic].split()])
-    tokens = words[torch.randint(len(words), (rows, 8), generator=generator)]
-    lengths = torch.randint(3, 9, (rows, 1), generator=generator)
+    tokens = words[torch.randint(len(words), (samples, 8), generator=generator)]
+    lengths = torch.randint(3, 9, (samples, 1), generator=generator)
     mask = torch.arange(8) < lengths
-    return {"tokens": tokens * mask, "mask": mask}, torch.full((rows,), topic)
+    return {"tokens": tokens * mask, "mask": mask}, torch.full((samples,), topic)
 
 
 class Classifier(nn.Module):

@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 # What must be in the output; numbers are compared below, where they carry the example's point.
 SAYS = {
     "data_loader": "batch 200: incoming",
-    "deletion_request": "1 row removed; anna's is in the file: False",
+    "deletion_request": "1 sample removed; anna's is in the file: False",
     "own_generator": "the same predictions after loading: True",
     "own_model_and_arrays": "of all ten classes",
     "pretrained_backbone": "8 outputs",
