@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rehearse.compiled import compiler_at_hand
 
 from elsewhere import Elsewhere
 from measuring import Times, batches, interleaved, with_part
-from rehearse.compiled import compiler_at_hand
 from rehearse.errors import RehearseError
 from rehearse.lab.experiment import Settings, execute
 from rehearse.lab.methods import resolve

@@ -21,12 +21,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rehearse.compute import native_bfloat16
 from torch import Tensor
 
 from elsewhere import Elsewhere
 from literal_generative import SETTINGS, Literal
 from measuring import seconds_here, with_part
-from rehearse.compute import native_bfloat16
 from rehearse.lab.experiment import Settings, execute, spec_stream, with_precision
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.lab.spec import Spec, load_spec_values

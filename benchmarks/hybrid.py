@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rehearse.compute import native_bfloat16, prepare_symmetric
+from rehearse.kernels.library import SWITCH
+from rehearse.learners.hybrid_codes import read_ahead
 from torch import Tensor
 
 from elsewhere import Elsewhere
 from literal_hybrid import LiteralHybrid
 from measuring import seconds_here, with_part
 from rehearse import Batch
-from rehearse.compute import native_bfloat16, prepare_symmetric
-from rehearse.kernels.library import SWITCH
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.learners import AutoencoderReplay
-from rehearse.learners.hybrid_codes import read_ahead
 from rehearse.nets import ConvAutoencoder, ReducedResNet18, make_network
 
 SHAPE, CLASSES, ROWS, CODES = (3, 32, 32), 10, 10, 1000

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rehearse.compute import native_bfloat16
 
 from elsewhere import Elsewhere
-from rehearse.compute import native_bfloat16
 from rehearse.lab.environment import environment
 from subjects import ROWS, Step, images
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from rehearse.compute import prepare_symmetric, prepare_unit
+from rehearse.parts import Parts
 from torch import Tensor, nn
 
 import literal
 from rehearse.batch import Tree
-from rehearse.compute import prepare_symmetric, prepare_unit
 from rehearse.learners import Replay
 from rehearse.memory import ReservoirMemory
 from rehearse.nets import MLP, ReducedResNet18
-from rehearse.parts import Parts
 from rehearse.retrieval import MostInterfered, Retrieval, Uniform
 
 ROWS, BUDGET, CANDIDATES, LR, TASKS = 10, 10, 50, 0.05, 5

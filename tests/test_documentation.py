@@ -14,8 +14,9 @@ import rehearse
 from pages.claims import CLAIMS, what_it_comes_to
 from pages.comparisons import comparisons
 from pages.controls import controls_page
-from rehearse import latent, learners, losses, memory, nets, retrieval
+from rehearse import Learner, batchnorm, diagnose, latent, learners, losses, memory, nets, retrieval
 from rehearse.lab.campaign.store import results_in
+from rehearse.lab.methods import METHODS
 from rehearse.lab.paper.outcome import Results, outcome
 from rehearse.lab.paper.targets import TARGETS, find_targets
 from rehearse.lab.report.reproduction import filled, outcome_markdown
@@ -89,14 +90,30 @@ def test_generated_parts_of_the_readme_are_closed_and_named_after_what_fills_the
 
 def test_the_reference_has_every_public_class_of_learning():
     """What a person can build a learner from: learners, memories, retrievals, losses, networks."""
-    text = (ROOT / "docs" / "reference.md").read_text()
-    written = {line.rpartition(".")[2] for line in text.splitlines() if line.startswith("::: ")}
+    lines = [line for page in PAGES for line in page.read_text().splitlines()]
+    written = {line.split()[1].rpartition(".")[2] for line in lines if line.startswith("::: ")}
     networks = {name for name in nets.__all__ if isinstance(getattr(nets, name), type)}
     public = {*rehearse.__all__, *learners.__all__, *memory.__all__, *networks} - {"__version__"}
-    for module in (latent, losses, retrieval):
-        classes = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-        public |= {name for name in classes if isinstance(vars(module)[name], type) and not name.startswith("_")}
-    assert public - written == set()
+    for module in (batchnorm, diagnose, latent, losses, retrieval):
+        classes = {name: value for name, value in vars(module).items() if isinstance(value, type)}
+        public |= {name for name, value in classes.items() if value.__module__.startswith(module.__name__)}
+    assert {name for name in public if not name.startswith("_")} - written == set()
+
+
+def test_every_method_has_a_page_and_its_class_a_reference():
+    """All that a new method needs beside its file and its entry in METHODS."""
+    pages = {page.stem: page.read_text() for page in (ROOT / "docs" / "methods").glob("*.md")}
+    described = "\n".join(text for name, text in pages.items() if name != "README")
+    assert [method for method in METHODS if not re.search(rf"(?<![\w-]){method}(?![\w-])", described)] == []
+    reference = "\n".join([described, (ROOT / "docs" / "reference.md").read_text()])
+    classes = {kind.__name__ for kind in all_subclasses(Learner)}
+    assert [name for name in sorted(classes) if not re.search(rf"^::: rehearse\..*\b{name}$", reference, re.M)] == []
+
+
+def all_subclasses(kind: type) -> set[type]:
+    """Return the subclasses in the package, in however many steps they derive."""
+    found = {one for child in kind.__subclasses__() for one in {child, *all_subclasses(child)}}
+    return {one for one in found if one.__module__.startswith("rehearse.")}
 
 
 def test_generated_pages_are_those_of_the_results():
