@@ -29,9 +29,9 @@ from literal_generative import SETTINGS, Literal
 from measuring import seconds_here, with_part
 from rehearse.lab.experiment import Settings, execute, spec_stream, with_precision
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
+from rehearse.lab.networks import make_network
 from rehearse.lab.spec import Spec, load_spec_values
 from rehearse.learners import GenerativeReplay
-from rehearse.nets import make_network
 
 SHAPE, CLASSES, BATCH = (1, 28, 28), 10, 10
 TASKS, BATCHES_PER_TASK = 5, 100

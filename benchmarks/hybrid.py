@@ -28,8 +28,9 @@ from literal_hybrid import LiteralHybrid
 from measuring import seconds_here, with_part
 from rehearse import Batch
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
+from rehearse.lab.networks import make_network
 from rehearse.learners import AutoencoderReplay
-from rehearse.nets import ConvAutoencoder, ReducedResNet18, make_network
+from rehearse.nets import ConvAutoencoder, ReducedResNet18
 
 SHAPE, CLASSES, ROWS, CODES = (3, 32, 32), 10, 10, 1000
 TASKS, BATCHES, EPOCHS = 5, 975, 5

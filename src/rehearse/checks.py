@@ -74,6 +74,12 @@ def check_positive(**numbers: Any) -> None:
             raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")
 
 
+def check_choice(known: Iterable[str], **values: Any) -> None:
+    for name, value in values.items():
+        if value not in known:
+            raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+
+
 def check_switches(**switches: Any) -> None:
     for name, switch in switches.items():
         if not isinstance(switch, bool):

@@ -6,15 +6,14 @@ replay with their interference, or ``(None, None)``. To write one, see `Retrieva
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
-from .checks import check_positive
+from .checks import check_choice, check_positive
 from .engine import Engine, Layers
-from .errors import InvalidInput
 from .memory import Memory
 from .network import VirtualStep
 
@@ -111,13 +110,9 @@ class MostInterfered:
         """
         if candidates is not None:
             check_positive(candidates=candidates)
-        for name, value, known in (
-            ("criterion", criterion, ("mi1", "mi2")),
-            ("layers", layers, ("all", "head")),
-            ("virtual_step", virtual_step, ("sgd", "optimizer")),
-        ):
-            if value not in known:
-                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        check_choice(("mi1", "mi2"), criterion=criterion)
+        check_choice(get_args(Layers), layers=layers)
+        check_choice(get_args(VirtualStep), virtual_step=virtual_step)
         self.candidates, self.criterion = candidates, criterion
         self.layers, self.virtual_step = layers, virtual_step
 

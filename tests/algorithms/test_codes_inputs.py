@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from rehearse import Batch
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
+from rehearse.lab.networks import make_network
 from rehearse.lab.predictors import own_metrics
 from rehearse.learners import CodeReplay, CodeSearch
 from rehearse.learners.codes import coded as coded_memory
 from rehearse.learners.codes.codec import Codec
 from rehearse.learners.codes.coded import Update
-from rehearse.nets import ConvAutoencoder, make_network
+from rehearse.nets import ConvAutoencoder
 from rehearse.undo import all_or_nothing
 from sameness import assert_same
 

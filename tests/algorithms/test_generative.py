@@ -72,7 +72,7 @@ def test_beta_grows_with_the_samples_of_the_task_and_starts_over():
     betas = []
     for task in (0, 0, 0, 1):
         ours.observe(*batch(0), task=task)
-        betas.append(ours.present_beta)
+        betas.append(ours._beta(ours.past))
     assert betas == [0.25, 0.5, 0.5, 0.25]
 
 

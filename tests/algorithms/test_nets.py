@@ -112,7 +112,7 @@ def test_a_block_adds_its_input():
     [
         ({"classes": 0}, "at least 1"),
         ({"base": 0}, "at least 1"),
-        ({"norm": "layer"}, '"batch" or "group"'),
+        ({"norm": "layer"}, "batch, group"),
         ({"norm": "group", "base": 6}, "multiple of 4"),
         ({"input_shape": (3, 24, 32)}, "at least 25"),
         ({"input_shape": (0, 32, 32)}, "channels, height, width"),

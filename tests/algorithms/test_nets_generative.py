@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from rehearse.errors import InvalidInput
+from rehearse.lab.networks import make_network
 from rehearse.latent import Generator
-from rehearse.nets import VAE, GatedMLP, make_network
+from rehearse.nets import VAE, GatedMLP
 from rehearse.nets.dropout import Dropout
 
 

@@ -16,11 +16,11 @@ from rehearse.errors import CheckpointError, InvalidInput
 from rehearse.lab.batchnorm import Published
 from rehearse.lab.experiment import Progress, Settings, execute
 from rehearse.lab.methods import resolve
+from rehearse.lab.networks import NETWORKS
 from rehearse.lab.paper.outcome import Results, outcome, to_run
 from rehearse.lab.paper.target import Entry, Target
 from rehearse.lab.predictors import alternative_predictors
 from rehearse.lab.spec import Spec
-from rehearse.nets import NETWORKS
 from sameness import assert_same
 
 

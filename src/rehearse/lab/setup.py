@@ -10,9 +10,9 @@ import torch
 
 from ..errors import InvalidInput
 from ..learners import Learner
-from ..nets import make_network
 from ..precision import resolve_precision, supports_bfloat16
 from .methods import Problem, build, find_method, precision_of, prepare_for
+from .networks import make_network
 from .spec import Spec
 from .streams import Stream, make_stream
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_map, tree_parts
 from ..batchnorm import Clean
-from ..checks import check_positive
+from ..checks import check_choice, check_positive
 from ..engine import Plain, joined
 from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, outputs
@@ -101,8 +101,7 @@ class ICaRL(Learner):
         super().__init__(Network(model, optimizer, prepare=prepare, **shared), as_loss(None), memory=memory)
         if not isinstance(memory, ExemplarMemory):
             raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
-        if keep not in get_args(Keep):
-            raise InvalidInput(f"keep is {keep!r}; it must be one of {', '.join(get_args(Keep))}")
+        check_choice(get_args(Keep), keep=keep)
         check_positive(budget=budget, updates=updates)
         find_head(model)  # raises if there is none
         self.budget, self.updates, self.keep = budget, updates, keep

@@ -1,38 +1,9 @@
 """The paper's networks."""
 
-from __future__ import annotations
-
-import math
-from collections.abc import Callable, Mapping
-
-from torch import nn
-
-from ..errors import InvalidInput
 from .autoencoder import ConvAutoencoder
 from .gated import GatedMLP
 from .mlp import MLP
 from .resnet import ReducedResNet18
 from .vae import VAE
 
-__all__ = ["MLP", "NETWORKS", "VAE", "ConvAutoencoder", "GatedMLP", "ReducedResNet18", "make_network"]
-
-# By their names in specs: how to build a network for so many classes and inputs of that shape.
-NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
-    "gated": lambda classes, shape: GatedMLP(math.prod(shape), classes=classes),
-    "mlp": lambda classes, shape: MLP(math.prod(shape), classes=classes),
-    "resnet18": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape)),
-    "resnet18-groupnorm": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape), norm="group"),
-}
-
-
-def make_network(name: str, *, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
-    """Return a new network of that name."""
-    if name not in NETWORKS:
-        raise InvalidInput(f"there is no network {name!r}; there are {', '.join(NETWORKS)}")
-    return NETWORKS[name](classes, input_shape)
-
-
-def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise InvalidInput(f"this network takes images (channels, height, width); the inputs have shape {shape}")
-    return shape[0], shape[1], shape[2]
+__all__ = ["MLP", "VAE", "ConvAutoencoder", "GatedMLP", "ReducedResNet18"]

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from torch import Tensor, nn
 
-from ..checks import check_positive
+from ..checks import check_choice, check_positive
 from ..errors import InvalidInput
 
 Output = Literal["tanh", "sigmoid", "linear"]
@@ -48,8 +48,7 @@ class ConvAutoencoder(nn.Module):
         if len(self.input_shape) != 3 or not all(isinstance(size, int) and size >= 1 for size in self.input_shape):
             raise InvalidInput(f"this autoencoder takes images (channels, height, width), not {self.input_shape}")
         check_positive(channels=channels, depth=depth)
-        if output not in get_args(Output):
-            raise InvalidInput(f"output is {output!r}; it must be one of {', '.join(get_args(Output))}")
+        check_choice(get_args(Output), output=output)
         colors, height, width = self.input_shape
         sides = [(height >> level, width >> level) for level in range(depth + 1)]
         if min(sides[-1]) < 1:

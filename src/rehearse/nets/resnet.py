@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..checks import check_choice
 from ..errors import InvalidInput
 
 Norm = Literal["batch", "group"]
@@ -42,8 +43,7 @@ class ReducedResNet18(nn.Module):
         super().__init__()
         if classes < 1 or base < 1:
             raise InvalidInput(f"classes and base must be at least 1; got classes={classes}, base={base}")
-        if norm not in ("batch", "group"):
-            raise InvalidInput(f'norm must be "batch" or "group"; got {norm!r}')
+        check_choice(get_args(Norm), norm=norm)
         if norm == "group" and base % GROUPS:
             raise InvalidInput(f"group-norm needs base to be a multiple of {GROUPS}; got base={base}")
         channels, height, width = input_shape

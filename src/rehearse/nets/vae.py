@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..checks import check_choice
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import at_least_float32
@@ -54,9 +55,8 @@ class VAE(nn.Module):
         if not all(isinstance(size, int) and size >= 1 for size in (features, depth, hidden, latent)):
             got = f"input_shape={self.input_shape}, depth={depth!r}, hidden={hidden!r}, latent={latent!r}"
             raise InvalidInput(f"every layer needs a whole number of units, at least one; got {got}")
-        for name, value, kind in (("reconstruction", reconstruction, Reconstruction), ("kl", kl, Divergence)):
-            if value not in get_args(kind):
-                raise InvalidInput(f"{name} is {value!r}; it must be {' or '.join(get_args(kind))}")
+        check_choice(get_args(Reconstruction), reconstruction=reconstruction)
+        check_choice(get_args(Divergence), kl=kl)
         if not 0 < sigma < math.inf:
             raise InvalidInput(f"sigma is {sigma!r}; a standard deviation is positive")
         self.latent = latent

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
+from ...checks import check_choice
 from ...errors import CheckpointError, InvalidInput
 from ...network import Network
 
@@ -50,9 +51,8 @@ class Codec:
         Raises:
             InvalidInput: If an argument is not one of the known ones.
         """
-        for name, value, choice in (("codes", codes, CodeType), ("statistics", statistics, Statistics)):
-            if value not in get_args(choice):
-                raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(get_args(choice))}")
+        check_choice(get_args(CodeType), codes=codes)
+        check_choice(get_args(Statistics), statistics=statistics)
         return cls(network, network.frozen(), codes, statistics)
 
     def renewed(self) -> Codec:

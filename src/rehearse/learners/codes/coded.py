@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...checks import check_positive
+from ...checks import check_choice, check_positive
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -41,8 +41,7 @@ class Schedule:
         """Check the numbers."""
         check_positive(autoencoder_epochs=self.epochs, autoencoder_budget=self.budget)
         check_positive(autoencoder_batch=self.batch, refresh_every=self.refresh_every)
-        if self.refresh not in get_args(Refresh):
-            raise InvalidInput(f"refresh is {self.refresh!r}; it must be {' or '.join(get_args(Refresh))}")
+        check_choice(get_args(Refresh), refresh=self.refresh)
 
     def steps(self, samples: int) -> tuple[int, int]:
         """Return the number of steps in an epoch of so many samples, and in all epochs."""

@@ -156,11 +156,6 @@ class GenerativeReplay(Learner):
     def generator_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         self.generator_network.optimizer = optimizer
 
-    @property
-    def present_beta(self) -> float:
-        """The weight of the KL part now: it grows from 0 in every task."""
-        return self._beta(self.past)
-
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id)
@@ -168,8 +163,10 @@ class GenerativeReplay(Learner):
             with self.network.training(), self.generator_network.training():
                 batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
                 operations: Operations = ()
+                for network in () if self.reuse else self._networks():
+                    network.save_parameters()  # only the last round's steps are committed
                 for updates in [self.updates] if self.reuse else [1] * self.updates:
-                    self._run_early(operations)
+                    run(operations)
                     for_classifier = self._retrieve_for_classifier(batch, past)  # B_C, Eq. 2
                     for_generator = self._retrieve_for_generator(batch, past)  # B_G, Eq. 3
                     with naming_the_search(past.previous is not None and bool(self._retrievals())):
@@ -233,59 +230,55 @@ class GenerativeReplay(Learner):
 
     def _retrieve_for_classifier(self, batch: Batch, past: Past) -> Imagined | None:
         """Return B_C: the points where θᵛ departs most from θ′ (Eq. 2), decoded and labeled."""
-        previous, retrieval, network = past.previous, self.classifier_retrieval, self.network
-        if previous is None:
-            return None
-        if retrieval is None:
-            return self._imagined(previous, self._prior(self.memories * len(batch)))
-        gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
-        with self._evaluating():
+        network = self.network
+
+        def objective(retrieval: LatentRetrieval, previous: Previous) -> Objective:
+            gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
             tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
             decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
             ahead = retrieval.view_ahead(network, gradient)
-            objective = classifier_objective(retrieval.coefficients, decoder, before, ahead)
-            return self._imagined(previous, *self._search(retrieval, objective, batch, previous))
+            return classifier_objective(retrieval.coefficients, decoder, before, ahead)
+
+        return self._retrieve(self.classifier_retrieval, objective, batch, past.previous, labeled=True)
 
     def _retrieve_for_generator(self, batch: Batch, past: Past) -> Imagined | None:
         """Return B_G: the points where φᵛ, γᵛ depart most from φ′, γ′ (Eq. 3), decoded."""
-        previous, retrieval, network = past.previous, self.generator_retrieval, self.generator_network
+        network = self.generator_network
+
+        def objective(retrieval: LatentRetrieval, previous: Previous) -> Objective:
+            gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
+            now = Previous(self.network.twin.tensors(), network.twin.tensors())
+            tensors = previous if retrieval.reference == "snapshot" else now
+            classifier = View.scoring(self.network, tensors.classifier)
+            before, ahead = View.scoring(network, tensors.generator), retrieval.view_ahead(network, gradient)
+            return generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
+
+        return self._retrieve(self.generator_retrieval, objective, batch, past.previous, labeled=False)
+
+    def _retrieve(
+        self,
+        retrieval: LatentRetrieval | None,
+        objective: Callable[[LatentRetrieval, Previous], Objective],
+        batch: Batch,
+        previous: Previous | None,
+        labeled: bool,
+    ) -> Imagined | None:
+        """Return X′ = g_γ′(z) with y_pre = f_θ′(X′), for points z of high objective or of the prior."""
         if previous is None:
             return None
-        if retrieval is None:
-            return self._imagined(previous, self._prior(self.memories * len(batch)), labeled=False)
-        gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
-        with self._evaluating():
-            now = Previous(self.network.twin.tensors(), network.twin.tensors())
-            of_classifier, of_generator = previous if retrieval.reference == "snapshot" else now
-            classifier, before = View.scoring(self.network, of_classifier), View.scoring(network, of_generator)
-            ahead = retrieval.view_ahead(network, gradient)
-            objective = generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
-            z, interference = self._search(retrieval, objective, batch, previous)
-            if not retrieval.coefficients.reconstruction:
-                for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws of an earlier version: decision 0021
-                    self._prior(times * len(z))
-            return self._imagined(previous, z, interference, labeled=False)
-
-    def _search(
-        self, retrieval: LatentRetrieval, objective: Objective, batch: Batch, previous: Previous
-    ) -> tuple[Tensor, Tensor]:
-        """Return points of high objective and their interference."""
-        start = self._prior if retrieval.init == "prior" else partial(self._codes, previous, batch.x)
-        return retrieval(objective, self.memories * len(batch), start, self._prior)
-
-    def _imagined(
-        self, previous: Previous, z: Tensor, interference: Tensor | None = None, labeled: bool = True
-    ) -> Imagined:
-        """Return X′ = g_γ′(z) with y_pre = f_θ′(X′); the generator needs no labels."""
-        with self._evaluating():
+        count, interference = self.memories * len(batch), None
+        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
+            if retrieval is None:
+                z = self._prior(count)
+            else:
+                start = self._prior if retrieval.init == "prior" else partial(self._codes, previous, batch.x)
+                z, interference = retrieval(objective(retrieval, previous), count, start, self._prior)
+                if not labeled and not retrieval.coefficients.reconstruction:
+                    for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws kept by decision 0021
+                        self._prior(times * count)
             x = View(self.generator_network, previous.generator).decode(z)
             labels = View(self.network, previous.classifier).classify(x).exp() if labeled else x.new_empty(len(x), 0)
         return Imagined(x, labels, interference)
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
-            yield
 
     def _codes(self, previous: Previous, x: Tensor, points: int) -> Tensor:
         """Draw z ~ q_φ′(x), over and over the incoming samples."""
@@ -323,13 +316,6 @@ class GenerativeReplay(Learner):
             return [first + self.replay_weight * self._mean_bound(past, [values[n:] for values in bound])]
 
         return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
-
-    def _run_early(self, operations: Operations) -> None:
-        """Run what is not the last round's, if anything: the undo then needs the parameters."""
-        if not self.reuse:
-            self.network.save_parameters()
-            self.generator_network.save_parameters()
-        run(operations)
 
     def _mean_loss(self, batch: Batch, logits: Tensor) -> Tensor:
         return self.loss(logits, batch, False).mean()

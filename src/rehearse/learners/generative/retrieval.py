@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from ...checks import check_positive, is_number
+from ...checks import check_choice, check_positive, is_number
 from ...errors import InvalidInput, InvalidType
 from ...latent import LatentSearch, View
 from ...network import NamedGradient, Network, VirtualStep
@@ -60,8 +60,7 @@ class LatentRetrieval:
     def __post_init__(self) -> None:
         """Check the arguments."""
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InvalidInput(f"{name} is {getattr(self, name)!r}; it must be {' or '.join(known)}")
+            check_choice(known, **{name: getattr(self, name)})
         if not isinstance(self.search, LatentSearch) or not isinstance(self.coefficients, Coefficients):
             raise InvalidType("a retrieval is made of a LatentSearch and Coefficients: LatentRetrieval(search, ...)")
         check_positive(ranking=self.ranking)
