@@ -19,8 +19,9 @@ from torch import Tensor
 from ..batch import Tree, tree_map
 from ..errors import InvalidInput
 from ..learners import AGEM, GEM, CodeSearch, Finetune, ICaRL, Learner
+from ..learners.gdumb import GDumb
 from ..losses import DarkExperience
-from ..memory import ExemplarMemory, Memory, TaskRingMemory
+from ..memory import ClassBalancedMemory, ExemplarMemory, Memory, TaskRingMemory
 from ..network import prepare_unit
 from ..retrieval import Retrieval
 from . import builders
@@ -149,6 +150,7 @@ METHODS: dict[str, Method] = {
     "icarl": learner(
         "iCaRL: exemplars chosen by herding, distillation, the nearest mean of exemplars", ICaRL, ExemplarMemory
     ),
+    "gdumb": learner("GDumb: training on a class-balanced memory alone, from scratch", GDumb, ClassBalancedMemory),
     "gen": Method(
         "replay of samples that a generator, itself learned from the stream, imagines",
         generative,
