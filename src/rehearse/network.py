@@ -179,12 +179,19 @@ class Network:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`, which cleans up."""
+        """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
+
+        After an exception nothing is done here: `snapshot` restores all of it.
+        """
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
         if modes:
             self.model.train()
-        with self.random, torch.enable_grad():
-            yield
+        grad = torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        self.random.__enter__()
+        yield
+        self.random.__exit__()
+        torch.set_grad_enabled(grad)
         for module, training in modes:
             module.training = training
 
