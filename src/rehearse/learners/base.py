@@ -158,20 +158,20 @@ class Learner(ABC):
     def _store_known(self, known: Batch) -> None:
         """Store samples with what the loss wants stored of them; refuse those that could not be replayed."""
         assert self.memory is not None
-        logits = self._known_logits(known.x)
-        if not bool(self.loss(logits, known.to(logits.device), False).isfinite().all()):
-            raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
-        columns = columns_to_store(self.loss, logits)
+        columns = columns_to_store(self.loss, self._known_logits(known))
         wanted = {name: values for name, values in columns.items() if name not in known.columns}
         progress = self.progress._replace(kind=self.progress.kind or kind_of(known.y))
         with all_or_nothing(self.memory) as commit:
             self.memory.keep(known, self.memory.check(known, **wanted))
             commit(map(setattr, [self], ["progress"], [progress]))
 
-    def _known_logits(self, x: Tree) -> Tensor:
+    def _known_logits(self, known: Batch) -> Tensor:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
         with self._looking(), borrowed(self.network.random):
-            return torch.cat([self._pass(part, {}) for part in tree_parts(checked_inputs(x))])
+            logits = torch.cat([self._pass(part, {}) for part in tree_parts(checked_inputs(known.x))])
+        if not bool(self.loss(logits, known.to(logits.device), False).isfinite().all()):
+            raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
+        return logits
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove samples for good from all that is stored, and return how many; see `Memory.forget`."""

@@ -43,8 +43,7 @@ def class_targets(logits: Tensor, y: Tensor) -> Tensor:
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
-        shapes = f"labels of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
-        raise InvalidInput(shapes)
+        raise InvalidInput(f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
     y, outputs = y.long(), logits.shape[1]
     low, high = (int(bound) for bound in torch.aminmax(y))
     if low < 0:
@@ -79,10 +78,7 @@ class CrossEntropy:
 def per_sample(values: Tensor, samples: int) -> Tensor:
     """Return one value per sample: the mean over whatever other dimensions there are."""
     if values.ndim == 0 or len(values) != samples:
-        raise InvalidInput(
-            f"the loss returned shape {tuple(values.shape)} for {samples} samples; it must return one value per sample "
-            "(with torch's functions: reduction='none')"
-        )
+        raise InvalidInput(f"the loss returned {tuple(values.shape)}, not one value per sample; use reduction='none'")
     return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 

@@ -86,6 +86,5 @@ def _judge(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 def _value_targets(logits: Tensor, y: Tensor) -> Tensor:
     """Return targets with the shape of the outputs: a model with one output accepts plain numbers."""
     if y.numel() != logits.numel() or len(y) != len(logits):
-        shapes = f"targets of shape {tuple(y.shape)} do not fit the model's output of shape {tuple(logits.shape)}"
-        raise InvalidInput(shapes)
+        raise InvalidInput(f"targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
     return y.to(logits.dtype).reshape(logits.shape)

@@ -169,8 +169,8 @@ class CodeReplay(Learner):
         incoming, memory, coded = self._accept(x, y, task, id), self.memory, self.coded
         self._accepted_inputs(incoming.x)
         searches = [] if self.search is None else [self.search.search]
-        prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
         with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *searches) as commit:
+            prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
             with self.network.training():
                 batch = self._enter(incoming, prepared)
                 codes, rebuilt = coded.now.codec.through(batch.x)  # h, B̃_n
@@ -258,8 +258,7 @@ class CodeReplay(Learner):
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
 
     def _readable(self, stored: Batch) -> Batch:
-        x = self.codec.read(stored.x)
-        return Batch(x, stored.y.to(self.device), stored.task, stored.slots, stored.columns)
+        return replace(stored, x=self.codec.read(stored.x), y=stored.y.to(self.device))
 
     def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
         return task if self.exclude_current_task else None
@@ -302,10 +301,7 @@ class CodeReplay(Learner):
 
     def _store_known(self, known: Batch) -> None:
         x = self._accepted_inputs(known.x)
-        with borrowed(self.network.random):
-            logits = self.logits(x)
-        if not bool(self.loss(logits, known.to(self.device), False).isfinite().all()):
-            raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
+        self._known_logits(known)  # raises if they could not be replayed
         with borrowed(self.network.random):
             codec, inputs = self.codec, self._inputs(x)
             if not codec.calibrated:
@@ -317,7 +313,7 @@ class CodeReplay(Learner):
             self.coded.now = replace(self.coded.now, codec=codec, input=Form.of(x))
             commit(map(setattr, [self], ["progress"], [self.progress._replace(kind="classes")]))
 
-    def _evaluate(self, x: Tree) -> Tensor:
+    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
         inputs = self._inputs(x)
         if self.autoencode_test and len(inputs):
             inputs = self.codec.rebuild(inputs)
