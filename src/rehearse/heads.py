@@ -50,7 +50,7 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> in
         bound = 1 / math.sqrt(head.in_features) if head.in_features else 0.0
         resize(model, optimizer, classes)
         with torch.no_grad():
-            for parameter in _parameters(model, name, head).values():
+            for parameter in _parameters(model, name, head):
                 parameter[-added:].uniform_(-bound, bound)
     return added
 
@@ -58,7 +58,7 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> in
 def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> None:
     """Cut the head to ``classes`` outputs or append zeros to it, and resize the optimizer's state."""
     name, head = find_head(model)
-    parameters = list(_parameters(model, name, head).values())
+    parameters = _parameters(model, name, head)
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     states = [
         _resized_state(optimizer.state.get(parameter, {}), parameter, groups.get(id(parameter), {}), classes)
@@ -98,7 +98,7 @@ def _resized(values: Tensor, length: int, fill: float) -> Tensor:
     return torch.cat([values[:length], added])
 
 
-def _parameters(model: nn.Module, name: str, head: nn.Linear) -> dict[str, nn.Parameter]:
+def _parameters(model: nn.Module, name: str, head: nn.Linear) -> list[nn.Parameter]:
     """Return weight and bias of the head, if they are plain parameters of its own."""
     own = dict(head.named_parameters(recurse=False))
     if "weight" not in own:
@@ -106,4 +106,4 @@ def _parameters(model: nn.Module, name: str, head: nn.Linear) -> dict[str, nn.Pa
     for other, parameter in model.named_parameters(remove_duplicate=False):
         if any(parameter is mine for mine in own.values()) and other.rpartition(".")[0] != name:
             raise InvalidInput(f"the head {name!r} shares its weights with {other!r}; such a head cannot grow")
-    return own
+    return list(own.values())

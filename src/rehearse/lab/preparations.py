@@ -1,7 +1,7 @@
-"""Prepared tasks, kept beside the runs of a campaign for other runs that would prepare them in the same way.
+"""Prepared tasks that runs of a campaign share.
 
-AE and AE-MIR with one seed train the same autoencoder on the same rows, and so do all runs that differ in nothing but
-the classifier: the first to come trains it, the others take it over, with what it has cost.
+AE and AE-MIR with one seed train the same autoencoder on the same samples, and so do all runs that differ in nothing
+but the classifier: the first run trains it, the others reuse it and report its cost.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ..learners import CodeReplay, Learner
 from .environment import environment
 
 PAUSE_SECONDS: Final = 0.5
-PATIENCE_SECONDS: Final = 3600.0  # whoever is at it so long is in trouble
+PATIENCE_SECONDS: Final = 3600.0  # after this long a run prepares the task itself
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a preparation took: rows through a network, seconds of the clock and of the processor."""
+    """What a preparation took: samples passed, seconds, and CPU seconds."""
 
-    rows: int
+    samples: int
     seconds: float
     cpu_seconds: float
 
@@ -45,11 +45,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Preparation:
-    """A task that a run may take over from another, or leave for others.
+    """A prepared task that a run reuses, or stores for others.
 
-    Its file is named after all that the preparation starts from: the task's rows, software, processor, random numbers,
-    what the learner has trained so far, its memory. So what stands there is bit for bit what this run would make. One
-    that is not there, cannot be read or written, or does not fit, is no trouble: the task is prepared here.
+    Its file is named after everything that the preparation starts from: the task's samples, software, processor, random
+    numbers, the learner's training so far, its memory. Its content is therefore bit for bit what this run would
+    compute. If the file is missing, cannot be read or written, or does not fit, the task is prepared here.
     """
 
     file: Path
@@ -58,7 +58,7 @@ class Preparation:
 
     @classmethod
     def of(cls, learner: Learner, data: Batch | None, task: int, folder: Path) -> Preparation | None:
-        """None where there is nothing to share: the learner prepares nothing much, or has begun with it."""
+        """Return the preparation of a task; None if the learner prepares nothing, or has begun to."""
         if data is None or not isinstance(learner, CodeReplay):
             return None
         start = _starting_point(learner, task)
@@ -69,10 +69,9 @@ class Preparation:
 
     @contextlib.contextmanager
     def alone(self, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        """One run at a time is at a preparation; another waits, which usually takes no longer than to make it too.
+        """Hold a lock, so that one run at a time prepares a task; waiting usually takes no longer than preparing it.
 
-        ``waiting`` is called every now and then, and may raise. Where there is no directory, or no lock to be had,
-        nobody waits.
+        ``waiting`` is called every now and then, and may raise. Without a directory or locks no run waits.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         with contextlib.ExitStack() as held:
@@ -87,19 +86,19 @@ class Preparation:
             yield
 
     def take(self) -> tuple[Cost, str] | None:
-        """Give the learner what a run has left; says what that took, and which run's it is. None: nothing changed."""
+        """Load what another run stored, and return its cost and its maker; None if nothing was loaded."""
         try:
             kept = read_state(self.file)
             cost, maker = Cost(*kept["cost"]), str(kept["maker"])
             if kept["task"] != self.task:
                 raise CheckpointError(f"{self.file} is of another task")
-            _take(self.learner, kept["prepared"], cost.rows)
+            _take(self.learner, kept["prepared"], cost.samples)
         except Exception:  # whatever is wrong with a file that need not be there
             return None
         return cost, maker
 
     def keep(self, cost: Cost, maker: str) -> None:
-        """Leave what the learner has made of the task for others, if there is room."""
+        """Store what the learner has prepared for other runs, if possible."""
         with contextlib.suppress(OSError, RehearseError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             prepared = {"prepared": _prepared(self.learner.state_dict()), "task": self.task}
@@ -111,7 +110,7 @@ TRAINED: Final = ("autoencoder", "random", "seed", "codec", "steps", "begun", "p
 
 
 def _starting_point(learner: CodeReplay, task: int) -> dict[str, Any] | None:
-    """Return all that a preparation starts from but the task's samples; None if it has begun, or cannot be shared."""
+    """Return what a preparation starts from, besides the task's samples; None if it has begun or cannot be shared."""
     state, coded = learner.state_dict(), learner.coded
     own, memory = state["own"], state["memory"]
     if (own["begun"] is not None and own["begun"][0] == task) or memory["file"] is not None:
@@ -127,17 +126,17 @@ def _starting_point(learner: CodeReplay, task: int) -> dict[str, Any] | None:
 
 
 def _prepared(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what a preparation has made: the autoencoder, and the codes as it reads them."""
+    """Return the result of a preparation: the autoencoder, and the codes as it reads them."""
     return {"own": {name: state["own"][name] for name in TRAINED}, "codes": state["memory"]["x"]}
 
 
 def _take(learner: CodeReplay, prepared: dict[str, Any], samples: int) -> None:
-    """Give a learner what another has prepared; what does not fit is refused, and nothing changed."""
+    """Load into a learner what another has prepared; raises and changes nothing if it does not fit."""
     state, own = learner.state_dict(), prepared["own"]
     passed = state["own"]["autoencoder"]["samples_passed"]
-    _, rows, steps = own["begun"]
-    if steps != learner.coded.schedule.steps(rows)[1]:
-        raise CheckpointError(f"{steps} steps on {rows} samples are not as many as would be taken here")
+    _, size, steps = own["begun"]
+    if steps != learner.coded.schedule.steps(size)[1]:
+        raise CheckpointError(f"{steps} steps on {size} samples are not as many as would be taken here")
     state["own"] |= own
     state["own"]["autoencoder"]["samples_passed"] = passed + samples
     state["memory"]["x"] = prepared["codes"]
@@ -153,22 +152,22 @@ def _is_anothers(file: IO[str]) -> bool:
 
 @cache
 def _software() -> str:
-    """A digest of the package's own code as it is on the disk: a commit does not tell what was changed since."""
+    """Return a digest of the package's code as it is on disk, which a commit does not identify."""
     here = Path(__file__).parents[1]  # the library and the lab
     code = sorted([*here.rglob("*.py"), *here.rglob("*.c")])
     return _digest([[str(path.relative_to(here)), path.read_text("utf-8")] for path in code])
 
 
 def _digest(value: Any) -> str:
-    """16 hex digits of SHA-256 over plain values and tensors."""
+    """Return 16 hex digits of SHA-256 over plain values and tensors."""
     hashed = hashlib.sha256()
 
     def add(part: Any) -> None:
         if isinstance(part, Tensor):
-            rows = part.detach().cpu().contiguous()
-            hashed.update(f"{rows.dtype} {tuple(rows.shape)}".encode())
-            if rows.numel():
-                hashed.update(rows.view(-1).view(torch.uint8).numpy().tobytes())
+            values = part.detach().cpu().contiguous()
+            hashed.update(f"{values.dtype} {tuple(values.shape)}".encode())
+            if values.numel():
+                hashed.update(values.view(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(part, dict):
             hashed.update(b"{")
             for name in sorted(part, key=str):

@@ -204,8 +204,9 @@ class ICaRL(Learner):
         targets = {label: (batch.y == label).float().to(self.device) for label in new}
         old = self.tasks.past_labels - new
         if old and self.tasks.old is not None:
+            tensors = {name: tensor.to(self.device) for name, tensor in self.tasks.old.items()}
             with self.network.looking("evaluation"):
-                q = at_least_float32(self.network(self._ready(batch.x), self.tasks.old)).sigmoid()
+                q = at_least_float32(self.network(self._ready(batch.x), tensors)).sigmoid()
             targets |= {label: q[:, label] for label in old}
         return targets
 
@@ -250,7 +251,7 @@ class ICaRL(Learner):
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
-        """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that never came."""
+        """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
         features = self._features(x)
         if not len(self.memory):
             return features.new_zeros(len(features), outputs(self.model))

@@ -16,13 +16,6 @@ from ...network import NamedGradient, Network, VirtualStep
 from .objectives import Coefficients, Decode, Objective
 
 MEASURES: Final = ("interference_before", "entropy_before", "interference_after", "entropy_after")
-CHOICES: Final = {
-    "init": ("prior", "encoder"),
-    "gradient": ("fresh", "stale"),
-    "reference": ("snapshot", "current"),
-    "decode": get_args(Decode),
-    "virtual_step": get_args(VirtualStep),
-}
 
 
 @dataclass
@@ -59,8 +52,11 @@ class LatentRetrieval:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        for name, known in CHOICES.items():
-            check_choice(known, **{name: getattr(self, name)})
+        check_choice(("prior", "encoder"), init=self.init)
+        check_choice(("fresh", "stale"), gradient=self.gradient)
+        check_choice(("snapshot", "current"), reference=self.reference)
+        check_choice(get_args(Decode), decode=self.decode)
+        check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
         if not isinstance(self.search, LatentSearch) or not isinstance(self.coefficients, Coefficients):
             raise InvalidType("a retrieval is made of a LatentSearch and Coefficients: LatentRetrieval(search, ...)")
         check_positive(ranking=self.ranking)
