@@ -25,8 +25,8 @@ STEPS, WARM = 5_000, 1_000
 # take 2,000,000 bytes; left behind at each search (400 of them) it would still take 200,000.
 BOUNDS = {"resident": 3_000_000, "allocated": 150_000, "objects": 2_000}
 UPDATES = {"gen": 10, "gen-mir": 10, "ae": 10, "ae-mir": 10}  # steps per search
-# Of each kind of learner the method that stores most in a step; ae-mir would take minutes.
-HARDEST = ("finetune", "der-mir", "gem", "agem", "icarl", "gen-mir", "ae")
+# Of each kind of learner the method that comes last, which stores most in a step; ae-mir would take minutes.
+HARDEST = sorted({type(make(method)): method for method in METHODS if method != "ae-mir"}.values())
 HEAP = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 
@@ -81,10 +81,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="n
 def test_five_thousand_steps_take_no_more_memory_than_one_thousand(method: str) -> None:
     updates = UPDATES.get(method, 1)
     assert taken(make(method, network="linear", updates=updates), updates) == {}
-
-
-def test_every_kind_of_learner_is_tested() -> None:
-    assert {type(make(method)) for method in HARDEST} == {type(make(method)) for method in METHODS}
 
 
 class Leaking:

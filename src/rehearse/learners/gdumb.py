@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..batch import Step, Tree, checked_batch
+from ..batch import Batch, Step, Tree, checked_batch
 from ..checks import check_positive, needs_two_samples
 from ..engine import Plain
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInput, InvalidType, NotFinite
 from ..heads import find_head
 from ..losses import as_loss, at_least_float32, columns_to_store
 from ..memory import ClassBalancedMemory
 from ..memory.ids import with_ids
 from ..network import Network, finite
-from ..random import RandomState, numpy_generator
+from ..random import RandomState, borrowed, numpy_generator
 from ..undo import all_or_nothing, run
 from .base import Learner
 
@@ -90,9 +91,18 @@ class GDumb(Learner):
             self.memory.check_inputs(incoming)
             logits = self._pass(incoming.x, {})
             loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
+            if len(incoming) > needs_two_samples(self.model):
+                self._check_trainable(incoming)
             self.memory.keep(incoming, self.memory.check(incoming, **columns_to_store(self.loss, logits)))
             commit(map(setattr, [self], ["progress"], [self.progress.after(incoming, 0)]))
         return Step(loss)
+
+    def _check_trainable(self, incoming: Batch) -> None:
+        """Refuse samples whose gradient is not finite: once stored, no training would succeed."""
+        with borrowed(self.network.random), torch.enable_grad():
+            gradient = self.plain.virtual_gradient(incoming).gradient
+        if not math.isfinite(gradient.norm()):
+            raise NotFinite("the gradient of these samples is not finite; scale them down first")
 
     def end_task(self) -> None:
         """Train the model from its initial weights on the memory, unless it has been trained on these samples."""
