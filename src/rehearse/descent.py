@@ -47,7 +47,7 @@ class PlainDescent:
 
     def __init__(self, network: Network, x: Tree, method: str) -> None:
         """See `descend`."""
-        self.network, self.x, self.method, self.names = network, x, method, network.trainable()
+        self.network, self.x, self.method = network, x, method
         self._gradient = NamedGradient()
 
     def forward(self) -> Any:
@@ -56,8 +56,8 @@ class PlainDescent:
 
     def step(self, loss: Tensor) -> Operations:
         """See `Descent.step`."""
-        self._gradient = self.network.gradient(loss, self.names)
-        return self.network.step(self._gradient, self.names)
+        self._gradient = self.network.gradient(loss)
+        return self.network.step(self._gradient)
 
     def finish(self) -> Operations:
         """See `Descent.finish`: nothing."""

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import repeat
 from operator import call
 from typing import Any, Literal
 
@@ -24,9 +25,10 @@ from .heads import outputs
 from .precision import resolve_precision
 from .random import RandomState
 from .twin import Mode, Twin
-from .undo import Operations, Restore
+from .undo import Operations, Restore, run
 
 Parameter = tuple[Tensor, dict[str, Any]]  # a parameter and its optimizer group
+Tensors = Mapping[str, Tensor]
 VirtualStep = Literal["sgd", "optimizer"]
 FULL = contextlib.nullcontext()
 # Without autocast's cache of weights: an interrupt could leave an old one in it.
@@ -65,7 +67,7 @@ class Network:
         prepare: Callable[[Tree], Tree] | None = None,
         precision: str = "auto",
         clip: float | None = None,
-        random: RandomState | None = None,
+        random: RandomState | int = 0,
         name: str = "model",
     ) -> None:
         """Wrap a model.
@@ -76,7 +78,7 @@ class Network:
             prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1].
             precision: ``auto``, ``float32``, ``bfloat16`` or ``bfloat16-scoring``; see `precision`.
             clip: The largest norm of a gradient, or None.
-            random: What the model draws from in training.
+            random: What the model draws from in training, or its seed.
             name: What errors call the model.
         """
         check_model(model, optimizer, clip, prepare, name)
@@ -86,12 +88,11 @@ class Network:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
-        self.random = random or RandomState(0)
+        self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
-        self.twin, install = Twin(model, kernels()), kernels()
-        self._trained: Twin | None = None  # a copy that shares the model's tensors, where compiled kernels train it
-        if self.precision.training == torch.bfloat16 and install is not None:
-            self._trained = Twin(model, install, shared=True)
+        install = kernels()
+        self.twin, trains = Twin(model, install), install is not None and self.precision.training == torch.bfloat16
+        self._trained = Twin(model, install, shared=True) if trains else None  # compiled kernels train this copy
         self._saved: list[Restore] = []
         self._mode: Mode | None = None  # inside `looking`
         self.least_outputs = outputs(model)
@@ -103,20 +104,15 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        waiting: list[nn.Module | None] = [self.model]  # not `parameters()`, which takes ten times as long
-        while waiting:
-            if (module := waiting.pop()) is not None:
-                for parameter in module._parameters.values():
-                    if parameter is not None:
-                        return parameter.device
-                waiting += reversed(module._modules.values())
+        for module in self.model.modules():  # not `parameters()`, which takes ten times as long
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    return parameter.device
         return torch.device("cpu")
 
     # ------------------------------------------------------------------------------------------------------ passes
 
-    def __call__(
-        self, x: Tree, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the logits of prepared inputs: what ``ask("forward", ...)`` returns, checked.
 
         Raises:
@@ -124,23 +120,15 @@ class Network:
             InvalidType: If it returns anything but a tensor.
         """
         logits = self.ask("forward", x, tensors, dtype)
-        samples = tree_leaves(x)[0].shape[0]
         if not isinstance(logits, Tensor):
             raise InvalidType(f"the {self.name} must return one tensor of logits; it returned {type(logits).__name__}")
-        if logits.ndim == 0 or logits.shape[0] != samples:
-            raise InvalidInput(
-                f"the {self.name} returned an output of shape {tuple(logits.shape)} for {samples} samples; its first "
-                "dimension must be that of the samples"
-            )
+        if logits.shape[:1] != tree_leaves(x)[0].shape[:1]:
+            shape, samples = tuple(logits.shape), len(tree_leaves(x)[0])
+            what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
+            raise InvalidInput(f"the {self.name} returned an output of {what}")
         return logits
 
-    def ask(
-        self,
-        method: str,
-        x: Tree,
-        tensors: Mapping[str, Tensor] | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Any:
+    def ask(self, method: str, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Any:
         """Call a method of the model with prepared inputs.
 
         Args:
@@ -156,23 +144,22 @@ class Network:
             x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
         arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         dtype = dtype or self.precision.training
-        called, live = self.model, tensors is not None and self.twin.module is self.model
-        own = self.twin.own_tensors() if live else []
+        module = self.model if tensors is None else self.twin.module
+        own = self.twin.own_tensors() if tensors is not None and module is self.model else None
         try:
             with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
                 if tensors is not None:
-                    called = self.twin.module
                     self.twin.place(tensors)
                 elif self._trained is not None:
-                    called = self._trained.in_mode("training")
-                found = (called if method == "forward" else getattr(called, method))(*arguments, **keywords)
+                    module = self._trained.in_mode("training")
+                found = (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
         except RehearseError:
             raise
         except TROUBLE as problem:
             what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
             raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
         finally:
-            if live:
+            if own is not None:
                 self.twin.put_back(own)
         self.samples_passed += tree_leaves(x)[0].shape[0]
         return found
@@ -226,17 +213,12 @@ class Network:
         return {name: tensor.detach().clone() for name, tensor in self.twin.tensors().items()}
 
     def logits_and_features(
-        self, x: Tree, tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype | None = None
+        self, x: Tree, tensors: Tensors, name: str, dtype: torch.dtype | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the logits, and what entered the module called ``name``; inside `looking`."""
         seen, head = deque[Tensor](maxlen=1), self.twin.module.get_submodule(name)
-        hook = None
-        try:
-            hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        with head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0])):
             return self(x, tensors, dtype), seen[-1]
-        finally:
-            if hook is not None:
-                hook.remove()
 
     # --------------------------------------------------------------------------------------------- gradient and step
 
@@ -246,14 +228,9 @@ class Network:
         named = self.model.named_parameters()
         return {name: (p, groups[id(p)]) for name, p in named if p.requires_grad and id(p) in groups}
 
-    def gradient(self, loss: Tensor, names: Mapping[str, Parameter] | None = None) -> NamedGradient:
-        """Return the gradient of a loss; ``.grad`` is not touched.
-
-        Args:
-            loss: A scalar.
-            names: What `trainable` returned, for those who ask several times.
-        """
-        names = self.trainable() if names is None else names
+    def gradient(self, loss: Tensor) -> NamedGradient:
+        """Return the gradient of a loss, which is a scalar; ``.grad`` is not touched."""
+        names = self.trainable()
         if not loss.requires_grad:
             raise InvalidInput(f"the loss does not depend on the {self.name}'s parameters: there is no gradient")
         found = torch.autograd.grad(loss, [parameter for parameter, _ in names.values()], allow_unused=True)
@@ -291,15 +268,11 @@ class Network:
         type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object
         return {name: memo[id(parameter)].detach() for name, (parameter, _) in names.items()}
 
-    def step(self, gradient: NamedGradient, names: Mapping[str, Parameter] | None = None) -> Operations:
+    def step(self, gradient: NamedGradient) -> Operations:
         """Prepare the optimizer's step along a gradient; what remains to be done is returned.
 
         Plain SGD is left to the caller's commit as a few calls into C. Any other optimizer steps here, after its
         parameters and its state have been saved for the undo.
-
-        Args:
-            gradient: To step along.
-            names: What `trainable` returned, for those who step several times.
 
         Raises:
             NotFinite: If the gradient is not finite. Nothing has changed then.
@@ -308,24 +281,16 @@ class Network:
         variances = [norm.running_var for norm in norms if norm.running_var is not None]
         if variances and not bool(torch.stack(torch._foreach_norm(variances, torch.inf)).isfinite().all()):
             raise InvalidInput("these inputs are too large for the model's running statistics; scale them down first")
-        gradient, names = self._clipped(gradient), self.trainable() if names is None else names
+        gradient, names = self._clipped(gradient), self.trainable()
         if is_plain_sgd(self.optimizer):
-            groups: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-            for name, value in gradient.items():
-                parameters, values = groups.setdefault(rate(names[name][1]), ([], []))
-                parameters.append(names[name][0].detach())
-                values.append(value)
-            return map(call, [partial(torch._foreach_add_, *lists, alpha=-alpha) for alpha, lists in groups.items()])
+            alphas = {name: rate(names[name][1]) for name in gradient}
+            return map(call, [partial(names[n][0].detach().add_, g, alpha=-alphas[n]) for n, g in gradient.items()])
         self.save_parameters()
         stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        users = [parameter.grad for parameter in stepped]
-        for parameter in stepped:
-            parameter.grad = None
-        for name, value in gradient.items():
-            names[name][0].grad = value
+        users, values = [parameter.grad for parameter in stepped], {id(names[n][0]): g for n, g in gradient.items()}
+        run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
-        for parameter, grad in zip(stepped, users, strict=True):
-            parameter.grad = grad
+        run(map(setattr, stepped, repeat("grad"), users))
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:
@@ -346,18 +311,20 @@ class Network:
         self._saved = saved = list[Restore]()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
-        held = [(module._buffers, dict(module._buffers)) for module in modules]  # a pass may create some
-        buffers = [(own, before, {k: b if b is None else b.clone() for k, b in before.items()}) for own, before in held]
-        random, passed = self.random.snapshot(), self.samples_passed
+        held = [(module._buffers, dict(module._buffers)) for module in modules]  # a pass may create or replace some
+        buffers = [buffer for _, before in held for buffer in before.values() if buffer is not None]
+        copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
 
         def restore() -> None:
             for undo in saved:
                 undo()
-            for held, before, copies in buffers:
-                _restore_buffers(held, before, copies)
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
+            for own, before in held:
+                own.clear()
+                own.update(before)
+            for buffer, copied in zip(buffers, copies, strict=True):
+                buffer.detach().copy_(copied)
+            run(map(setattr, modules, repeat("training"), modes))
             self.samples_passed = passed
             random()
             torch.set_grad_enabled(grad)
@@ -372,17 +339,15 @@ class Network:
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         copies, grads = [parameter.detach().clone() for parameter in parameters], [p.grad for p in parameters]
-        state = {parameter: _copies(values) for parameter, values in self.optimizer.state.items()}
-        settings = [dict(group) for group in groups]
+        own, settings = self.optimizer.state, [dict(group) for group in groups]
+        state = {p: {k: v.clone() if torch.is_tensor(v) else v for k, v in held.items()} for p, held in own.items()}
 
         def restore() -> None:
             torch._foreach_copy_([parameter.detach() for parameter in parameters], copies)
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
-            self.optimizer.state.clear()
-            self.optimizer.state.update(state)
-            for group, before in zip(groups, settings, strict=True):
-                group.update(before)
+            run(map(setattr, parameters, repeat("grad"), grads))
+            own.clear()
+            own.update(state)
+            run(map(dict.update, groups, settings))
 
         self._saved.append(restore)
 
@@ -416,17 +381,3 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
         and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
         and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
     )
-
-
-def _copies(values: Mapping[Any, Any]) -> dict[Any, Any]:
-    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in values.items()}
-
-
-@torch.no_grad()
-def _restore_buffers(held: dict[str, Any], before: dict[str, Any], copies: dict[str, Any]) -> None:
-    """Restore a module's buffers, those that were created, replaced, resized or dropped included."""
-    for key in held.keys() - before.keys():
-        del held[key]
-    for key, tensor in before.items():
-        same = isinstance(tensor, Tensor) and tensor.shape == copies[key].shape
-        held[key] = tensor.copy_(copies[key]) if same else copies[key]
