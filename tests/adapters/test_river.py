@@ -247,7 +247,7 @@ def test_a_frame_with_a_bad_row_is_refused_as_a_whole():
         model.learn_many(pd.DataFrame({"width": [1.0, np.inf]}), pd.Series(["age", "age"]))
     with pytest.raises(RehearseError, match="label is missing"):
         model.learn_many(pd.DataFrame({"width": [1.0, 2.0]}), pd.Series(["age", None]))
-    with pytest.raises(RehearseError, match="2 samples, y has 1"):
+    with pytest.raises(RehearseError, match="2 rows, y has 1"):
         model.learn_many(pd.DataFrame({"width": [1.0, 2.0]}), pd.Series(["age"]))
     assert pickle.dumps(model) == before
 

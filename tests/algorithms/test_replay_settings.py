@@ -60,7 +60,8 @@ def test_recalibration_leaves_frozen_batch_norm_alone() -> None:
     learner = Replay(model, optimizer, ReservoirMemory(20), Uniform(), batchnorm="recalibrated")
     for _ in range(3):
         learner.observe(torch.rand(5, 6), torch.randint(0, 3, (5,)))
-    statistics = learner._statistics()
+    with learner.network.looking("evaluation"):
+        statistics = learner._statistics()
     assert "0.running_mean" not in statistics
     assert not torch.equal(statistics["2.running_mean"], model[2].running_mean)
 

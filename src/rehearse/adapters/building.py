@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..batchnorm import BatchNormPolicy
+from ..checks import check_positive
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
@@ -116,7 +117,9 @@ def _build_network(network: Network, input_shape: tuple[int, ...], classes: int,
         if network is None:
             if isinstance(hidden, str) or not isinstance(hidden, Iterable):
                 raise InvalidType(f"hidden is {hidden!r}; it must be the units of each hidden layer, as in (100,)")
-            return MLP(math.prod(input_shape), tuple(whole("hidden", units) for units in hidden), classes)
+            units = [whole("hidden", units) for units in hidden]
+            check_positive(hidden=min(units, default=1))
+            return MLP(math.prod(input_shape), units, classes)
         if not callable(network):
             raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
         made = network(input_shape, classes)
