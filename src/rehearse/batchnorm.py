@@ -85,11 +85,16 @@ class Recalibrated(BatchNormPolicy):
         """Return the re-estimated statistics."""
         if len(memory) < self.least:
             return {}
-        tensors = [*model.parameters(), *model.buffers()]
-        now = [id(memory), memory.seen, memory.changes, *((id(tensor), tensor._version) for tensor in tensors)]
+        now = [id(memory), *versions(model, memory)]
         if now != self._cached[0]:
             self._cached = now, _estimate(model, memory, forward)
         return self._cached[1]
+
+
+def versions(model: nn.Module, memory: Memory) -> list[object]:
+    """Return what is new whenever the model or the memory has changed, and with it what was computed from both."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [memory.changes, *((id(tensor), tensor._version) for tensor in tensors)]
 
 
 @torch.no_grad()

@@ -18,13 +18,13 @@ from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import grow
-from ..losses import Loss, at_least_float32, columns_to_store
+from ..losses import as_loss, at_least_float32, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
 from ..states import load_network_state, move_network, network_state
-from ..undo import all_or_nothing, restoring, run
+from ..undo import all_or_nothing, assign, restoring, run
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
@@ -45,13 +45,13 @@ class Learner(ABC):
     """Whether stored samples of the incoming batch's task are not replayed."""
 
     def __init__(
-        self, network: Network, loss: Loss, *, memory: Memory | None = None, batchnorm: BatchNormPolicy | None = None
+        self, network: Network, loss: Any, *, memory: Memory | None = None, batchnorm: BatchNormPolicy | None = None
     ) -> None:
         """Combine the parts; see `Replay` for their meaning."""
         _keep_freed_memory()
-        self.network, self.loss, self.memory, self.batchnorm = network, loss, memory, batchnorm or Clean()
-        self.plain = Plain(network, loss, self.batchnorm)
-        self.progress = Progress(kind=loss.kind)
+        self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
+        self.plain = Plain(network, self.loss, self.batchnorm)
+        self.progress = Progress(kind=self.loss.kind)
         self.lock = threading.RLock()
 
     @property
@@ -163,7 +163,7 @@ class Learner(ABC):
         progress = self.progress._replace(kind=self.progress.kind or kind_of(known.y))
         with all_or_nothing(self.memory) as commit:
             self.memory.keep(known, self.memory.check(known, **wanted))
-            commit(map(setattr, [self], ["progress"], [progress]))
+            commit(assign(self, progress=progress))
 
     def _known_logits(self, known: Batch) -> Tensor:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
@@ -340,18 +340,14 @@ class Learner(ABC):
             before = self.state_dict()
             try:
                 self._load(state)
-            except KeyError as problem:
+            except BaseException as problem:
                 self._load(before)
-                raise CheckpointError(f"the state lacks {problem}; another version of rehearse saved it") from problem
-            except RehearseError:
-                self._load(before)
-                raise
-            except Exception as problem:
-                self._load(before)
-                raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
-            except BaseException:
-                self._load(before)
-                raise
+                if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
+                    raise
+                lacking = f"lacks {problem}; another version of rehearse saved it"
+                other = f"does not fit this {type(self).__name__}: {problem}"
+                what = lacking if isinstance(problem, KeyError) else other
+                raise CheckpointError(f"the state {what}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
         load_network_state(self.network, state["network"])

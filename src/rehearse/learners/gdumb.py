@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, checked_batch
+from ..batch import Batch, Step, Tree
 from ..checks import check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, InvalidType, NotFinite
 from ..heads import find_head
-from ..losses import as_loss, at_least_float32, columns_to_store
+from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
-from ..memory.ids import with_ids
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
-from ..undo import all_or_nothing, run
+from ..undo import all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -70,31 +69,31 @@ class GDumb(Learner):
             clip: See `Replay`.
             seed: Of the order of the samples, and of the random numbers that the model draws.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         if not isinstance(memory, ClassBalancedMemory):
             raise InvalidType(f"the memory must be a ClassBalancedMemory, this is {memory!r}")
-        super().__init__(network, as_loss(loss), memory=memory)
+        super().__init__(network, loss, memory=memory)
         check_positive(epochs=epochs, batch=batch)
         if batch == 1 and needs_two_samples(model):
             raise InvalidInput("batch is 1, and a lone sample has no variance for the model's BatchNorm1d")
         self.epochs, self.batch, self._seed = epochs, batch, seed
         self._initial = network.frozen()
-        self._settings = [_settings(group) for group in optimizer.param_groups]
+        self._settings = copy.deepcopy(optimizer.state_dict()["param_groups"])
         self._trained_on = None if len(memory) else memory.changes
-        self._private: tuple[Any, Network] | None = None
+        self._private: tuple[Any, dict[str, Tensor]] | None = None
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Store an incoming batch; see `Learner.observe`. The loss is that of the model as it is, in eval mode."""
-        incoming = with_ids(checked_batch(x, y, task), id)
-        with self.lock, all_or_nothing(self.network, self.memory) as commit:
-            self.memory.check_inputs(incoming)
+        memory, incoming = self.memory, self._accept(x, y, task, id)
+        with self.lock, all_or_nothing(self.network, memory) as commit:
+            memory.check_inputs(incoming)
             logits = self._pass(incoming.x, {})
             loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
             if len(incoming) > needs_two_samples(self.model):
                 self._check_trainable(incoming)
-            self.memory.keep(incoming, self.memory.check(incoming, **columns_to_store(self.loss, logits)))
-            commit(map(setattr, [self], ["progress"], [self.progress.after(incoming, 0)]))
+            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, columns)  # M
+            commit(assign(self, progress=self.progress.after(incoming, 0)))
         return Step(loss)
 
     def _check_trainable(self, incoming: Batch) -> None:
@@ -112,8 +111,7 @@ class GDumb(Learner):
             with all_or_nothing(self.network) as commit:
                 self.network.save_parameters()
                 progress = self.progress._replace(steps=self.progress.steps + self._train(self.network))
-                now = {"progress": progress, "_trained_on": self.memory.changes, "_private": None}
-                commit(map(setattr, [self] * len(now), now, now.values()))
+                commit(assign(self, progress=progress, _trained_on=self.memory.changes, _private=None))
 
     def _train(self, network: Network) -> int:
         """Train a network from the initial weights on the memory, and return the number of steps."""
@@ -140,27 +138,25 @@ class GDumb(Learner):
         for name, tensor in (trainable | dict(network.model.named_buffers())).items():
             tensor.copy_(self._initial[name])
         network.optimizer.state.clear()
-        for group, settings in zip(network.optimizer.param_groups, self._settings, strict=True):
-            group.update(copy.deepcopy(settings))
+        for group, settings in zip(network.optimizer.param_groups, copy.deepcopy(self._settings), strict=True):
+            group.update({**settings, "params": group["params"]})
         network.random.set(RandomState(self._seed, "fit").get())
 
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
-        network = self._predicting()
-        with network.looking("evaluation"):
-            return at_least_float32(network(self._ready(x), network.twin.tensors()))
+        return self._pass(x, self._trained())
 
-    def _predicting(self) -> Network:
-        """Return a network that was trained on the memory as it is."""
+    def _trained(self) -> dict[str, Tensor]:
+        """Return the tensors that training on the memory as it is gives, where they are not the model's own."""
         if self._trained_on == self.memory.changes:
-            return self.network
+            return {}
         now = self.memory.changes, self.device
         if self._private is None or self._private[0] != now:
             private = copy.deepcopy(self.network)
             with all_or_nothing(private):
                 self._train(private)
-            self._private = now, private
+            self._private = now, private.frozen()
         return self._private[1]
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -189,8 +185,3 @@ class GDumb(Learner):
         self._settings, self._seed = copy.deepcopy(state["settings"]), int(state["seed"])
         self._trained_on = self.memory.changes if state["trained"] else None
         self._private = None
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group."""
-    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})

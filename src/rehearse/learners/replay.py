@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,13 +15,12 @@ from ..checks import check_budget, check_not_negative, check_positive, needs_two
 from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..heads import find_head
-from ..losses import as_loss, columns_to_store
+from ..losses import columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
-from ..random import RandomState
 from ..retrieval import MostInterfered, Retrieval, Retrieved
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -84,15 +82,14 @@ class Replay(Learner):
             InvalidInput: If a number is out of range.
             InvalidType: If an argument is of the wrong type.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
         check_positive(budget=budget, updates=updates)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
-        super().__init__(network, as_loss(loss), memory=memory, batchnorm=policy(batchnorm))
+        super().__init__(network, loss, memory=memory, batchnorm=policy(batchnorm))
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
@@ -107,8 +104,10 @@ class Replay(Learner):
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         with self.lock, all_or_nothing(network, memory, *self._policy) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
-            with network.training():
-                for remaining in reversed(range(self.updates)):
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
                     if joint:
                         passed, (replayed, interference) = self._joint_pass(engine, incoming, query)
                         loss, gradient, logits, replayed_loss = passed
@@ -118,15 +117,10 @@ class Replay(Learner):
                         if replayed is not None:
                             replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)  # ∇ℓ(B_MC)
                             gradient = gradient.plus(second, self.replay_weight)
-                    if remaining:
-                        network.save_parameters()
-                        run(engine.step(gradient))
-                step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
-            memory.keep(
-                incoming, memory.check(incoming, **columns_to_store(self.loss, logits))
-            )  # M ← UpdateMemory(B_n)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+                    step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
+            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, replayed_loss, replayed, interference)
 
     def _passes_jointly(self) -> bool:
