@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..batch import Step, Tree
-from ..checks import check_budget, check_positive, check_rings, needs_two_samples
+from ..checks import check_budget, check_rings, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
 from ..undo import Operations, all_or_nothing, assign, run
@@ -51,10 +51,9 @@ class AGEM(Learner):
         """Build a learner around a model; see `Replay` for the arguments."""
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_rings(memory)
-        super().__init__(network, loss, memory=memory)
-        check_positive(updates=updates)
+        super().__init__(network, loss, memory=memory, updates=updates)
         check_budget(budget, model)
-        self.budget, self.updates = budget, updates
+        self.budget = budget
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch without raising the average loss of the past; see `Learner.observe`."""
@@ -66,8 +65,7 @@ class AGEM(Learner):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    held = memory.eligible(incoming.task)
-                    if held > 1 or (held and not needs_two_samples(self.model)):
+                    if memory.eligible(incoming.task) > needs_two_samples(self.model):
                         replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
                         replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
                         gradient = project(gradient, reference)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from ..batch import Step, Tree
-from ..checks import check_positive
 from ..network import Network
 from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
@@ -36,9 +35,7 @@ class Finetune(Learner):
     ) -> None:
         """Build a learner around a model; see `Replay` for the arguments."""
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        super().__init__(network, loss)
-        check_positive(updates=updates)
-        self.updates = updates
+        super().__init__(network, loss, updates=updates)
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch; see `Learner.observe`."""

@@ -79,8 +79,8 @@ class GDumb(Learner):
         self.epochs, self.batch, self._seed = epochs, batch, seed
         self._initial = network.frozen()
         self._settings = copy.deepcopy(optimizer.state_dict()["param_groups"])
-        self._trained_on = None if len(memory) else memory.changes
-        self._private: tuple[Any, dict[str, Tensor]] | None = None
+        # After which changes of the memory it was trained, and what that gave if it was not the model that was trained.
+        self._trained: tuple[int | None, dict[str, Tensor]] = None if len(memory) else memory.changes, {}
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Store an incoming batch; see `Learner.observe`. The loss is that of the model as it is, in eval mode."""
@@ -98,7 +98,7 @@ class GDumb(Learner):
 
     def _check_trainable(self, incoming: Batch) -> None:
         """Refuse samples whose gradient is not finite: once stored, no training would succeed."""
-        with borrowed(self.network.random), torch.enable_grad():
+        with borrowed(self.network.random):
             gradient = self.plain.virtual_gradient(incoming).gradient
         if not math.isfinite(gradient.norm()):
             raise NotFinite("the gradient of these samples is not finite; scale them down first")
@@ -106,12 +106,12 @@ class GDumb(Learner):
     def end_task(self) -> None:
         """Train the model from its initial weights on the memory, unless it has been trained on these samples."""
         with self.lock:
-            if self._trained_on == self.memory.changes:
+            if self._trained == (self.memory.changes, {}):
                 return
             with all_or_nothing(self.network) as commit:
                 self.network.save_parameters()
                 progress = self.progress._replace(steps=self.progress.steps + self._train(self.network))
-                commit(assign(self, progress=progress, _trained_on=self.memory.changes, _private=None))
+                commit(assign(self, progress=progress, _trained=(self.memory.changes, {})))
 
     def _train(self, network: Network) -> int:
         """Train a network from the initial weights on the memory, and return the number of steps."""
@@ -119,7 +119,7 @@ class GDumb(Learner):
         lone = needs_two_samples(network.model)
         if len(self.memory) <= lone:
             return 0
-        samples, steps, order = self.memory.all(), 0, numpy_generator(self._seed, "order")
+        samples, order = self.memory.all(), numpy_generator(self._seed, "order")
         engine = Plain(network, self.loss, self.batchnorm).fastest(samples.x)
         with network.training():
             for _ in range(self.epochs):
@@ -128,8 +128,7 @@ class GDumb(Learner):
                     parts[-2:] = [torch.cat(parts[-2:])]
                 for part in parts:
                     run(engine.step(engine.gradient(samples.take(part), replayed=True).gradient))
-                steps += len(parts)
-        return steps
+        return self.epochs * len(parts)
 
     @torch.no_grad()
     def _reset(self, network: Network) -> None:
@@ -145,19 +144,12 @@ class GDumb(Learner):
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
-        return self._pass(x, self._trained())
-
-    def _trained(self) -> dict[str, Tensor]:
-        """Return the tensors that training on the memory as it is gives, where they are not the model's own."""
-        if self._trained_on == self.memory.changes:
-            return {}
-        now = self.memory.changes, self.device
-        if self._private is None or self._private[0] != now:
+        if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)
             with all_or_nothing(private):
                 self._train(private)
-            self._private = now, private.frozen()
-        return self._private[1]
+            self._trained = self.memory.changes, private.frozen()
+        return self._pass(x, {name: tensor.to(self.device) for name, tensor in self._trained[1].items()})
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -169,19 +161,16 @@ class GDumb(Learner):
             for key, parameter in head.named_parameters(prefix=name, recurse=False):
                 first = self._initial[key]
                 self._initial[key] = torch.cat([first, parameter.detach()[len(first) :].to(first)])
-            self._private = None
+            if self._trained[1]:
+                self._trained = None, {}
             return added
 
     def _own_state(self) -> dict[str, Any]:
-        return {
-            "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
-            "settings": copy.deepcopy(self._settings),
-            "seed": self._seed,
-            "trained": self._trained_on == self.memory.changes,
-        }
+        trained = self._trained == (self.memory.changes, {})
+        own = {"initial": self._initial, "settings": self._settings, "seed": self._seed, "trained": trained}
+        return copy.deepcopy(own)
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._initial = {name: tensor.clone() for name, tensor in state["initial"].items()}
-        self._settings, self._seed = copy.deepcopy(state["settings"]), int(state["seed"])
-        self._trained_on = self.memory.changes if state["trained"] else None
-        self._private = None
+        self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
+        self._seed = int(state["seed"])
+        self._trained = self.memory.changes if state["trained"] else None, {}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
-from ..checks import check_not_negative, check_positive, check_rings, needs_two_samples
+from ..checks import check_not_negative, check_rings, needs_two_samples
 from ..errors import MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
@@ -73,11 +73,10 @@ class GEM(Learner):
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_rings(memory)
-        super().__init__(network, loss, memory=memory)
-        check_positive(updates=updates)
+        super().__init__(network, loss, memory=memory, updates=updates)
         check_not_negative(margin=margin)
         _nnls()  # a missing extra is found now, not in the middle of a stream
-        self.margin, self.updates = margin, updates
+        self.margin = margin
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch without raising the loss of a past task; see `Learner.observe`."""
@@ -85,7 +84,7 @@ class GEM(Learner):
         with self.lock, all_or_nothing(network, memory) as commit:
             columns = memory.check(incoming)
             replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
-            past = [part for part in _by_task(replayed) if len(part) > 1 or not needs_two_samples(self.model)]  # M_k
+            past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
             step: Operations = ()
             with network.training(self.updates):
                 for _ in range(self.updates):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -32,7 +33,7 @@ Keep = Literal["memory", "task"]
 class Tasks(NamedTuple):
     """What is known of the tasks so far; replaced as a whole, so that an undo needs no copy."""
 
-    old: Mapping[str, Tensor] = {}
+    old: dict[str, Tensor] | None = None
     """θold: the network at the end of the last task."""
     past_labels: frozenset[int] = frozenset()
     labels: frozenset[int] = frozenset()
@@ -95,13 +96,13 @@ class ICaRL(Learner):
             keep: ``memory`` or ``task``; see above.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        super().__init__(network, None, memory=memory)
+        super().__init__(network, None, memory=memory, updates=updates)
         if not isinstance(memory, ExemplarMemory):
             raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
         check_choice(get_args(Keep), keep=keep)
-        check_positive(budget=budget, updates=updates)
+        check_positive(budget=budget)
         find_head(model)  # raises if there is none
-        self.budget, self.updates, self.keep = budget, updates, keep
+        self.budget, self.keep = budget, keep
         self.tasks = Tasks()
         self._means: tuple[list[object], tuple[Tensor, Tensor]] | None = None
 
@@ -191,8 +192,8 @@ class ICaRL(Learner):
         old, known, y = self.tasks.past_labels - new, sorted(self.tasks.past_labels | new), samples.y.to(logits.device)
         goals = {c: (y == c).float() for c in new}
         if old:
-            tensors = {name: tensor.to(logits.device) for name, tensor in self.tasks.old.items()}
-            q = self._pass(samples.x, tensors).sigmoid()
+            theirs = {name: tensor.to(logits.device) for name, tensor in (self.tasks.old or {}).items()}
+            q = self._pass(samples.x, theirs).sigmoid()
             goals |= {c: q[:, c] for c in old}
         logits = at_least_float32(logits)[:, known]
         goal = torch.stack([goals[c] for c in known], dim=1).to(logits)
@@ -266,33 +267,23 @@ class ICaRL(Learner):
         return max(self.tasks.most_kept_bytes, sum(map(_bytes, self.tasks.kept)))
 
     def _own_state(self) -> dict[str, Any]:
-        old, past, labels, batches, most = self.tasks
-        kept = _together(batches) if batches else None
-        return {
-            "old": dict(old) or None,
-            "past_labels": sorted(past),
-            "labels": sorted(labels),
-            "kept": None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")},
-            "most_kept_bytes": most,
-        }
+        tasks = self.tasks
+        kept = _together(tasks.kept) if tasks.kept else None
+        parts = None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")}
+        labels = {"past_labels": sorted(tasks.past_labels), "labels": sorted(tasks.labels)}
+        return {**tasks._asdict(), **labels, "kept": parts}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        old = {name: value.clone() for name, value in (state["old"] or {}).items()}
-        kept = () if state["kept"] is None else (Batch(**state["kept"]),)
-        past, labels = frozenset(state["past_labels"]), frozenset(state["labels"])
-        self.tasks = Tasks(old, past, labels, kept, int(state["most_kept_bytes"]))
+        old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
+        self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if kept is None else (Batch(**kept),), most)
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
-    columns = {}
-    if any(ID in batch.columns for batch in batches):
-        columns[ID] = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
-    return Batch(
-        tree_concatenate([batch.x for batch in batches]),
-        torch.cat([batch.y for batch in batches]),
-        torch.cat([task_column(batch.task, len(batch)) for batch in batches]),
-        columns=columns,
-    )
+    """Return several batches as one; it has ids if some of them have."""
+    x, y = tree_concatenate([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
+    task = torch.cat([task_column(batch.task, len(batch)) for batch in batches])
+    ids = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
+    return Batch(x, y, task, columns={ID: ids} if any(ID in batch.columns for batch in batches) else {})
 
 
 def _bytes(samples: Batch) -> int:

@@ -14,7 +14,6 @@ from ..batchnorm import BatchNormPolicy, policy
 from ..checks import check_budget, check_not_negative, check_positive, needs_two_samples
 from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..heads import find_head
 from ..losses import columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
@@ -85,16 +84,16 @@ class Replay(Learner):
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
-        check_positive(budget=budget, updates=updates)
+        check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
-        super().__init__(network, loss, memory=memory, batchnorm=policy(batchnorm))
+        super().__init__(network, loss, memory=memory, updates=updates, batchnorm=policy(batchnorm))
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
         self._looks_ahead = bool(getattr(self.retrieval, "needs_gradient", True))
-        self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
+        self.budget, self.replay_weight = budget, replay_weight
         self.exclude_current_task = exclude_current_task
         self._policy = [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
 
@@ -152,13 +151,6 @@ class Replay(Learner):
             raise
         except (RuntimeError, ValueError) as problem:
             raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem
-
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; refused if the memory could not store what the loss wants stored of so many outputs."""
-        if isinstance(classes, int) and classes > 0:
-            logits = find_head(self.model)[1].weight.new_zeros(1, classes)
-            self.memory.check_widths(columns_to_store(self.loss, logits))
-        return super().grow(classes)
 
     def _look_ahead(self) -> tuple[VirtualStep, Layers]:
         return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")
