@@ -239,6 +239,14 @@ class Learner(ABC):
             return self.network.prepare(x)
         return self.network.prepare(tree_map(lambda leaf: leaf.to(device), x))
 
+    def _inputs(self, x: Tree) -> Tensor:
+        """Return inputs as all networks of the learner take them: one tensor of real numbers."""
+        ready = self._ready(x) if isinstance(x, Tensor) else None
+        if not isinstance(ready, Tensor) or not ready.is_floating_point():
+            second = self._networks()[-1].name
+            raise InvalidInput(f"the {second} takes one tensor of real numbers; these inputs are something else")
+        return ready
+
     def _statistics(self) -> dict[str, Tensor]:
         """Return the batch-norm statistics to predict with, as far as they are not the model's own."""
         if self.memory is None or not self.network.twin.has_batchnorm:

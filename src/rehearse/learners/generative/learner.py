@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_parts
-from ...checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
+from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
 from ...latent import Elbo, LatentSearch, View
@@ -201,9 +201,6 @@ class GenerativeReplay(Learner):
 
     def _prepared(self, incoming: Batch) -> Batch:
         return Batch(self._inputs(incoming.x), incoming.y.to(self.device))
-
-    def _inputs(self, x: Tree) -> Tensor:
-        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, "generator")
 
     # --------------------------------------------------------------------------------------------------- the past
 
