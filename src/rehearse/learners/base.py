@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -326,11 +326,13 @@ class Learner(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- state
 
-    def to(self, device: torch.device | str) -> Learner:
+    def to(self, device: torch.device | str) -> Self:
         """Move model and optimizer state; stored samples stay where they are and are moved as they are replayed."""
         with self.lock:
+            own = self._own_state()
             for network in self._networks():
                 move_network(network, device)
+            self._load_own_state(own)  # goes where the networks are
         return self
 
     def state_dict(self) -> dict[str, Any]:

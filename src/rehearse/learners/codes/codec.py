@@ -128,10 +128,6 @@ class Codec:
         held = [*self.tensors.values(), *([self.low, self.step] if self.codes == "uint8" else [])]
         return sum(value.nbytes for value in held)
 
-    def to(self, device: torch.device | str) -> Codec:
-        """Return the codec on another device."""
-        return replace(self, tensors=copied(self.tensors, device), low=self.low.to(device), step=self.step.to(device))
-
     def state_dict(self) -> dict[str, Any]:
         """Return what `loaded` takes."""
         kinds = {"codes": self.codes, "statistics": self.statistics}
@@ -149,8 +145,9 @@ class Codec:
         shapes, saved = ({name: t.shape for name, t in of.items()} for of in (self.tensors, state["tensors"]))
         if shapes != saved:
             raise CheckpointError("the saved codes were made by another autoencoder")
-        loaded = replace(self, tensors=state["tensors"], low=state["low"], step=state["step"])
-        return loaded.to(self.network.device)
+        device = self.network.device
+        tensors, low, step = copied(state["tensors"], device), state["low"].to(device), state["step"].to(device)
+        return replace(self, tensors=tensors, low=low, step=step)
 
     def _encoded(self, x: Tensor) -> Tensor:
         with self.looking():

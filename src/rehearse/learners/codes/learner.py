@@ -329,14 +329,6 @@ class CodeReplay(Learner):
 
     # -------------------------------------------------------------------------------------------------------- state
 
-    def to(self, device: torch.device | str) -> CodeReplay:
-        """See `Learner.to`; the codec and the previous classifier move too."""
-        with self.lock:
-            super().to(device)
-            self.coded.now = replace(self.coded.now, codec=self.codec.to(device))
-            self.previous = None if self.previous is None else copied(self.previous, device)
-        return self
-
     def _networks(self) -> list[Network]:
         return [self.network, self.coded.network]
 
