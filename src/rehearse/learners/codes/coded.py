@@ -128,6 +128,8 @@ class CodedMemory:
             ready: Turns inputs into the autoencoder's.
             on_step: Called after each step with the number of steps done and of all steps.
         """
+        if self.now.prepared_task == task:
+            return
         an_epoch, steps = self.schedule.steps(len(x))
         start = self._steps_done(task, len(x))
         changes, size = None, min(self.schedule.batch, len(x))
@@ -148,17 +150,15 @@ class CodedMemory:
                     self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
                 done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
                 self.now = self.now.after(x, begun=begun, prepared_task=done)
-                commit(())
+                commit()
             if on_step is not None:
                 on_step(step + 1, steps)
 
     def _steps_done(self, task: int, samples: int) -> int:
-        if self.now.begun is None or self.now.begun[0] != task:
-            return 0
-        _, before, done = self.now.begun
-        if self.now.prepared_task != task and before != samples:
+        begun, before, done = self.now.begun or (None, 0, 0)
+        if begun == task and before != samples:
             raise InvalidInput(f"task {task} began with {before} samples, these are {samples}; begin it with the same")
-        return self.schedule.steps(before)[1] if self.now.prepared_task == task else done
+        return done if begun == task else 0
 
     def train_on(self, x: Tensor, slots: Tensor) -> None:
         """Take as many steps as there are epochs, on a batch whose task was not prepared."""

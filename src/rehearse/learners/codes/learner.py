@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -16,12 +15,12 @@ from ...checks import check_positive, check_second, check_switches, check_task, 
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ...latent import LatentSearch, View
-from ...losses import as_loss, at_least_float32
+from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
 from ...states import copied
-from ...undo import Restore, all_or_nothing, run
+from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule, renewed
@@ -127,7 +126,7 @@ class CodeReplay(Learner):
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
         schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
-        check_positive(budget=budget, copies=copies, updates=updates, snapshot_every=snapshot_every)
+        check_positive(budget=budget, copies=copies, snapshot_every=snapshot_every)
         if budget % copies:
             raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
         if not is_number(replay_share) or not 0 <= replay_share <= 1:
@@ -136,10 +135,10 @@ class CodeReplay(Learner):
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
         if search is not None:
             check_search(search, budget // copies)
-        super().__init__(network, as_loss(None), memory=memory)
+        super().__init__(network, None, memory=memory, updates=updates)
         self.plain.prepare = lambda x: x  # inputs are prepared here
         self.search = search
-        self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
+        self.budget, self.copies, self.replay_share = budget, copies, replay_share
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
         self.autoencode_virtual = autoencode_virtual
         self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
@@ -171,7 +170,8 @@ class CodeReplay(Learner):
             self._check_inputs(incoming.x)
             self._enter(incoming)
             prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
-            with network.training():
+            step: Operations = ()
+            with network.training(self.updates):
                 real = Batch(self._inputs(incoming.x), incoming.y.to(self.device))
                 if not prepared:
                     coded.train_on(real.x, memory.slots(self._excluded(incoming.task)))  # θ_ae ← Adam(MSE)
@@ -179,22 +179,19 @@ class CodeReplay(Learner):
                 seen = replace(real, x=rebuilt if self.autoencode_incoming else real.x)
                 virtual = replace(real, x=rebuilt if self.autoencode_virtual else real.x)
                 update = None if prepared else coded.update_if_due(real.x)
-                for remaining in reversed(range(self.updates)):
+                for _ in range(self.updates):
+                    run(step)
                     replayed = self._retrieve(self._excluded(incoming.task), codes, virtual)  # B_M
-                    losses, gradient = self._pass_batch(seen, replayed)
-                    if remaining:
-                        network.save_parameters()
-                        run(network.step(gradient))
-                step = network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
+                    loss, replayed_loss, gradient = self._pass_batch(seen, replayed)
+                    step = network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
             if update is not None:
                 codes = update.code(codes)
                 coded.write(update)
             batches = coded.now.unprepared_batches + (not prepared)
             coded.keep(replace(incoming, x=codes), incoming.x, unprepared_batches=batches)  # M ← UpdateMemory(h)
             self._batches_since_snapshot += 1
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
-        return Step(*losses, replayed)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+        return Step(loss, replayed_loss, replayed)
 
     def end_task(self) -> None:
         """Take a snapshot: θ′ ← θ."""
@@ -212,17 +209,16 @@ class CodeReplay(Learner):
             self.previous = None if self.search is None else self.network.frozen()
             self._batches_since_snapshot = 0
 
-    def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[tuple[float, float | None], NamedGradient]:
+    def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[float, float | None, NamedGradient]:
         """Return the losses of B̃_n and B_M, and the gradient of their weighted sum."""
         n = len(seen)
         logits = self.network(seen.x if replayed is None else torch.cat([seen.x, replayed.x]))
-        loss = incoming = self._mean_loss(seen, logits[:n])
-        second = None
-        if replayed is not None:
-            of_replayed = self.loss(logits[n:], replayed, True).mean()
-            m, share, second = len(replayed), self.replay_share, finite(of_replayed)
-            loss = ((1 - share) * n * incoming + share * m * of_replayed) / (n + m)
-        return (finite(incoming), second), self.network.gradient(loss)
+        first = self._mean_loss(seen, logits[:n])
+        if replayed is None:
+            return finite(first), None, self.network.gradient(first)
+        m, share, second = len(replayed), self.replay_share, self.loss(logits[n:], replayed, True).mean()
+        loss = ((1 - share) * n * first + share * m * second) / (n + m)
+        return finite(first), finite(second), self.network.gradient(loss)
 
     def _mean_loss(self, batch: Batch, logits: Tensor) -> Tensor:
         return self.loss(logits, batch, False).mean()
@@ -305,7 +301,7 @@ class CodeReplay(Learner):
             codes = replace(known, x=codec.encode(inputs))
         with all_or_nothing(self.memory, self.coded) as commit:
             self.coded.keep(codes, known.x, codec=codec)
-            commit(map(setattr, [self], ["progress"], [self.progress._replace(kind="classes")]))
+            commit()
 
     def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
         inputs = self._inputs(x)

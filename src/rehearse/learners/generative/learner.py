@@ -16,11 +16,10 @@ from ...checks import check_not_negative, check_positive, check_second, check_sw
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
 from ...latent import Elbo, LatentSearch, View
-from ...losses import as_loss
 from ...network import NamedGradient, Network
 from ...random import RandomState, borrowed
 from ...states import copied, load_network_state, network_state
-from ...undo import Operations, all_or_nothing, run
+from ...undo import Operations, all_or_nothing, assign, run
 from ..base import Learner
 from .objectives import Objective, classifier_objective, generator_objective, soft_cross_entropy
 from .retrieval import Imagined, LatentRetrieval, Retrieved, check_generator, check_retrievals, naming_the_search
@@ -120,17 +119,16 @@ class GenerativeReplay(Learner):
             InvalidType: If an argument is of the wrong type.
         """
         shared: dict[str, Any] = {"precision": precision, "clip": clip, "random": RandomState(seed)}
-        super().__init__(Network(classifier, optimizer, prepare=prepare, **shared), as_loss(None))
+        super().__init__(Network(classifier, optimizer, prepare=prepare, **shared), None, updates=updates)
         self.generator_network = Network(generator, generator_optimizer, name="generator", **shared)
         check_second(generator, "generator", ("latent", "encode", "decode", "loss"))
         check_retrievals(classifier_retrieval, generator_retrieval)
         check_switches(reuse=reuse)
-        check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
+        check_positive(memories=memories, warmup=warmup, snapshot_every=snapshot_every, latent=generator.latent)
         check_not_negative(replay_weight=replay_weight, beta=beta)
-        check_positive(latent=generator.latent)
         self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
-        self.memories, self.updates, self.replay_weight, self.reuse = memories, updates, replay_weight, reuse
+        self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
         self._generator_checked = False  # on samples of the stream, when the first are there
@@ -153,22 +151,20 @@ class GenerativeReplay(Learner):
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id)
         with self.lock, all_or_nothing(*self._networks(), *self._searches()) as commit:
-            with self.network.training(), self.generator_network.training():
+            operations: Operations = ()
+            with self.network.training(self.updates), self.generator_network.training(self.updates):
                 batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
-                operations: Operations = ()
-                for network in () if self.reuse else self._networks():
-                    network.save_parameters()  # only the last round's steps are committed
                 for updates in [self.updates] if self.reuse else [1] * self.updates:
                     run(operations)
                     for_classifier = self._retrieve(batch, past, labeled=True)  # B_C, Eq. 2
                     for_generator = self._retrieve(batch, past, labeled=False)  # B_G, Eq. 3
-                    with naming_the_search(past.previous is not None and bool(self._retrievals())):
+                    with naming_the_search(past.previous is not None and bool(self._searches())):
                         first = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
                         second = self._update_generator(batch, for_generator, updates, past)  # φ, γ ← SGD(B_n ∪ B_G, α)
                     operations = chain(first.operations, second.operations)
                     past = past._replace(gradients=self._stale(first, second))
-            progress, past = self.progress.after(incoming, self.updates), past._replace(batches=past.batches + 1)
-            commit(chain(operations, map(setattr, [self, self], ["progress", "past"], [progress, past])))
+            past = past._replace(batches=past.batches + 1)
+            commit(operations, assign(self, progress=self.progress.after(incoming, self.updates), past=past))
         if for_classifier is None:
             return Step(first.losses[0])
         _, loss, replayed_loss = first.losses
@@ -287,10 +283,9 @@ class GenerativeReplay(Learner):
         n = len(batch)
 
         def objective(bound: Elbo) -> list[Tensor]:
-            first = self._mean_bound(past, [values[:n] for values in bound])
-            if replayed is None:
-                return [first]
-            return [first + self.replay_weight * self._mean_bound(past, [values[n:] for values in bound])]
+            each = Elbo(*bound).total(self._beta(past))
+            first = each[:n].mean()
+            return [first if replayed is None else first + self.replay_weight * each[n:].mean()]
 
         return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
 
