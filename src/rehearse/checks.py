@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .batch import Batch
 from .errors import InvalidInput, InvalidType
@@ -55,13 +55,6 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
             f"the {name} is a {type(network).__name__}, which lacks {' and '.join(lacking)} "
             f"(see rehearse.latent.{name.capitalize()})"
         )
-
-
-def one_tensor(rows: Any, name: str) -> Tensor:
-    """Prepared inputs, if the second network can take them."""
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
-        raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
-    return rows
 
 
 def is_number(value: Any) -> bool:

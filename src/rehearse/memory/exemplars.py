@@ -66,6 +66,9 @@ class ExemplarMemory(Memory):
             self.note(RANK, slots, torch.arange(len(slots)))
         self.seen, self._arrived = seen, 0  # they were seen before
 
+    def _check_policy(self, batch: Batch) -> None:
+        self.share(batch)
+
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)
         slots = self._index.occupied()

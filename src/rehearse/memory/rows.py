@@ -69,7 +69,7 @@ class Rows:
     def check_column(self, name: str, column: Tensor) -> None:
         """Refuse a column that does not look like the stored one."""
         if not _is_wider(column, self.columns[name]):
-            _check_leaf(column, self.columns[name], f"column {name!r}")
+            check_leaf(column, self.columns[name], f"column {name!r}")
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become wider, where they cannot: in a file."""
@@ -151,7 +151,7 @@ class Rows:
 
 def _check_tree(x: Tree, held: Tree, where: str) -> None:
     if isinstance(held, Tensor) and isinstance(x, Tensor):
-        _check_leaf(x, held, where)
+        check_leaf(x, held, where)
     elif type(x) is not type(held) or _keys(x) != _keys(held):
         form = "one tensor" if isinstance(held, Tensor) else f"a {type(held).__name__} with the keys {_keys(held)}"
         raise InvalidInput(f"the memory holds {where} as {form}; this batch has another form")
@@ -164,7 +164,8 @@ def _keys(tree: Tree) -> list[Any]:
     return sorted(tree) if isinstance(tree, dict) else list(range(len(tree)))
 
 
-def _check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
+def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
+    """Refuse samples of another shape or dtype than those before."""
     if samples.shape[1:] != held.shape[1:]:
         shapes = tuple(samples.shape[1:]), tuple(held.shape[1:])
         raise InvalidInput(f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}")
