@@ -51,9 +51,8 @@ class ClassBalancedMemory(Memory):
         return np.array([self._slot_for(label) for label in batch.y.tolist()], dtype=np.int64)
 
     def _slot_for(self, label: int) -> int:
-        own, changes = self._share.setdefault(label, array("q")), self._noting()
-        if changes is not None:
-            changes.note_list(own)
+        own = self._share.setdefault(label, array("q"))
+        self._changes.note_list(own)
         self._seen_of[label] = seen = self._seen_of.get(label, 0) + 1
         if self._used < self.capacity:
             own.append(self._used)
@@ -68,8 +67,7 @@ class ClassBalancedMemory(Memory):
         self._sampled.add(largest)
         donor = self._share[largest]
         place = int(self._insertion.integers(0, len(donor)))
-        if changes is not None:
-            changes.note_list(donor, place, len(donor) - 1)
+        self._changes.note_list(donor, place, len(donor) - 1)
         slot, donor[place] = donor[place], donor[-1]
         donor.pop()
         own.append(slot)

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
-from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..errors import CheckpointError, InvalidInput
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
-from .changes import Changes
+from .changes import Changes, attributes
 from .forgetting import matching, slot_numbers
 from .ids import ID, named_ids, no_ids, one_id_per_sample
-from .index import EMPTY, Slots, TaskIndex
+from .index import EMPTY, Slots, TaskIndex, in_parts
+from .mapped import MappedFile
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from .mapped import MappedFile
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
@@ -46,7 +43,7 @@ class Memory(ABC):
     """
 
     _policy: ClassVar[tuple[str, ...]] = ()
-    """The attributes that hold what the policy knows; `Changes` notes what is inside of them."""
+    """The attributes that hold what the policy knows beyond the count of samples seen."""
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty.
@@ -61,20 +58,12 @@ class Memory(ABC):
         self.capacity = int(capacity)
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
-        self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
-        self._index = TaskIndex(self.capacity)
+        self._changes = Changes()
+        self._rows = Rows(self.capacity, self._changes, None if path is None else MappedFile(path, self.capacity))
+        self._index = TaskIndex(self.capacity, self._changes)
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
         self._sampling = numpy_generator(seed, "sample")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes over: all but the notes for an undo."""
-        return {name: value for name, value in vars(self).items() if name != "_noting"}
-
-    @staticmethod
-    def _noting() -> Changes | None:
-        """Return where to note what is overwritten; `snapshot` replaces this."""
-        return None
 
     @abstractmethod
     def _place(self, batch: Batch) -> Slots:
@@ -84,11 +73,12 @@ class Memory(ABC):
         """Refuse a batch that the policy cannot place."""
 
     def _policy_state(self) -> dict[str, Any]:
-        """Return what the policy knows beyond the count of samples seen."""
-        return {}
+        """Return what the policy knows as tensors and plain values."""
+        return {name.removeprefix("_"): getattr(self, name) for name in self._policy}
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         """Load what `_policy_state` returned; called when the samples are in place."""
+        vars(self).update({name: state[name.removeprefix("_")] for name in self._policy})
 
     # ------------------------------------------------------------------------------------------------- storing
 
@@ -141,9 +131,8 @@ class Memory(ABC):
                 of = torch.from_numpy(kept)
                 columns = {name: pick(column, of) for name, column in columns.items()}
                 x = tree_map(lambda leaf: pick(leaf, of), x)
-            changes = self._noting()
-            self._rows.write(where, x, columns, changes)
-            self._index.put(taken, columns[TASK].numpy(), changes)
+            self._rows.write(where, x, columns)
+            self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
             self._clear_facts(where)
             slots.fill(-1)
@@ -215,7 +204,7 @@ class Memory(ABC):
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""
         self._rows.check_inputs(x)
-        self._rows.write(slots, x, {}, self._noting())
+        self._rows.write(slots, x, {})
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -227,9 +216,8 @@ class Memory(ABC):
 
     def note(self, name: str, slots: Tensor, values: Tensor | float) -> None:
         """Write a fact back to the samples it is about."""
-        fact, changes = self._facts[name][1], self._noting()
-        if changes is not None:
-            changes.note(fact, slots)
+        fact = self._facts[name][1]
+        self._changes.note(fact, slots)
         fact[slots] = values.to(fact) if isinstance(values, Tensor) else values
 
     def _clear_facts(self, slots: Tensor) -> None:
@@ -244,20 +232,11 @@ class Memory(ABC):
         What is overwritten from now on is noted, as long as the returned function lives: that takes the time of the
         change, whatever the capacity. Only the last snapshot is valid.
         """
-        changes, index, rows = Changes(), self._index.snapshot(), self._rows.snapshot()
-        self._noting = weakref.ref(changes)  # type: ignore[method-assign]
-        held = {name: copy.copy(getattr(self, name)) for name in ("seen", "changes", "_facts", *self._policy)}
-        generators = [(g.bit_generator, g.bit_generator.state) for g in (self._insertion, self._sampling)]
-
-        def restore() -> None:
-            changes.roll_back()
-            index()
-            rows()
-            vars(self).update(held)
-            for generator, state in generators:
-                generator.state = state
-
-        return restore
+        notes, generators = self._changes.start(), (self._insertion.bit_generator, self._sampling.bit_generator)
+        notes += [partial(setattr, generator, "state", generator.state) for generator in generators]
+        notes += [attributes(self._index, *TaskIndex.TABLES), attributes(self._rows, "columns")]
+        notes.append(attributes(self, "_facts", *self._policy))
+        return notes.roll_back
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -288,7 +267,7 @@ class Memory(ABC):
         doomed = self._doomed(names, slots, predicate)
         if file is not None and slots is None:
             file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
-        for some in _parts(doomed):
+        for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
                 self._remove(some)
                 commit(())
@@ -300,16 +279,16 @@ class Memory(ABC):
         """Erase the samples at these slots."""
         if len(slots):
             where = torch.from_numpy(slots)
-            self._rows.erase(where, self._noting())
+            self._rows.erase(where)
             self._clear_facts(where)
-            self._index.clear(slots, self._noting())
+            self._index.clear(slots)
             self.changes += 1
 
     def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
         occupied = self._index.occupied()
         if slots is not None:
             return np.intersect1d(occupied, slot_numbers(slots))
-        held = ((part, self._at(torch.from_numpy(part))) for part in _parts(occupied))
+        held = ((part, self._at(torch.from_numpy(part))) for part in in_parts(occupied, AT_ONCE))
         return np.concatenate([occupied[:0], *(part[matching(batch, ids, predicate).numpy()] for part, batch in held)])
 
     # ------------------------------------------------------------------------------------------------- reporting
@@ -381,7 +360,7 @@ class Memory(ABC):
         for name, (fill, values) in state["facts"].items():
             facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
             facts[name][1][: len(values)] = values
-        index = TaskIndex.from_state(self.capacity, state["index"])
+        index = TaskIndex.from_state(self.capacity, self._changes, state["index"])
         rows, forgotten = self._load_rows(state, index.occupied())
         index.clear(forgotten)
         for fill, fact in facts.values():
@@ -394,7 +373,7 @@ class Memory(ABC):
 
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
         """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
-        rows, forgotten = Rows(self.capacity, self._rows.file), occupied[:0]
+        rows, forgotten = Rows(self.capacity, self._changes, self._rows.file), occupied[:0]
         if (state["file"] is None) != (rows.file is None) and len(occupied):
             inside, outside = ("its file", "the checkpoint") if rows.file else ("the checkpoint", "a file")
             raise CheckpointError(f"the saved memory's samples are in {outside}, this one keeps them in {inside}")
@@ -406,14 +385,6 @@ class Memory(ABC):
         elif rows.file is not None:
             rows.file.close()
         return rows, np.intersect1d(forgotten, occupied)
-
-
-def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidType(f"path is {path!r}; it must be the name of a file")
-    from .mapped import MappedFile  # needs a POSIX system; everything else does not
-
-    return MappedFile(path, capacity)
 
 
 def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
@@ -429,10 +400,6 @@ def _task_set(task: int | Tensor | None) -> set[int]:
         return {task} - {-1}
     values = torch.as_tensor(list(task) if isinstance(task, set | frozenset) else task)
     return set(values.reshape(-1).tolist()) - {-1}
-
-
-def _parts(slots: Slots) -> list[Slots]:
-    return np.split(slots, range(AT_ONCE, len(slots), AT_ONCE)) if len(slots) else []
 
 
 def _last_of_each(slots: Slots) -> Slots:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -91,12 +90,6 @@ class ExemplarMemory(Memory):
         if not len(slots):
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self._index.task[slots], self._rows.columns[TARGET].numpy()[slots].astype(np.int64)], axis=1)
-
-    def _policy_state(self) -> dict[str, Any]:
-        return {"arrived": self._arrived}
-
-    def _load_policy_state(self, state: dict[str, Any]) -> None:
-        self._arrived = int(state["arrived"])
 
 
 def _groups_of(batch: Batch) -> Groups:

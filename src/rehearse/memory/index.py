@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..undo import Restore
 from .changes import Changes
 
 Slots = NDArray[np.int64]
@@ -25,8 +24,12 @@ class TaskIndex:
     gets twice the room. Drawing takes O(sample) and one sum over the tasks, with or without tasks left out.
     """
 
-    def __init__(self, capacity: int) -> None:
+    TABLES: Final = ("_row", "_start", "_room", "_counts")
+    """The attributes that are changed in place, beside the entries of slots, which `Changes` notes."""
+
+    def __init__(self, capacity: int, changes: Changes) -> None:
         """Start empty."""
+        self._changes = changes
         self.task = np.full(capacity, EMPTY, dtype=np.int64)
         self._place = np.zeros(capacity, dtype=np.int64)
         self._row: dict[int, int] = {}  # task -> row of the table below
@@ -34,10 +37,9 @@ class TaskIndex:
         self._start, self._room, self._counts = (np.zeros(0, dtype=np.int64) for _ in range(3))
         self._pool = np.empty(0, dtype=np.int64)
         self._used = 0  # of the pool
-        self._total = 0
 
     def __len__(self) -> int:
-        return self._total
+        return int(self._counts.sum())
 
     def occupied(self) -> Slots:
         """Return all slots that hold samples, in ascending order; O(capacity), so not for a step."""
@@ -45,22 +47,21 @@ class TaskIndex:
 
     def count(self, excluded: Collection[int] = ()) -> int:
         """Return how many samples there are outside the excluded tasks."""
-        return self._total - sum(int(self._counts[row]) for row in self._rows(excluded))
+        return len(self) - sum(int(self._counts[row]) for row in self._rows(excluded))
 
-    def put(self, slots: Slots, tasks: Slots, changes: Changes | None = None) -> None:
+    def put(self, slots: Slots, tasks: Slots) -> None:
         """Let the (distinct) slots hold samples of the given tasks, whatever they held before."""
-        self.clear(slots, changes)
+        self.clear(slots)
         for task, of_task in _by_value(slots, tasks):
             self._append(task, of_task)
 
-    def clear(self, slots: Slots, changes: Changes | None = None) -> None:
+    def clear(self, slots: Slots) -> None:
         """Empty the (distinct) slots."""
-        if changes is not None:
-            changes.note(self.task, slots)
-            changes.note(self._place, slots)
+        self._changes.note(self.task, slots)
+        self._changes.note(self._place, slots)
         for task, of_task in _by_value(slots, self.task[slots]):
             if task != EMPTY:
-                self._remove(task, of_task, changes)
+                self._remove(task, of_task)
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
@@ -96,7 +97,6 @@ class TaskIndex:
         self._pool[start + size : start + grown] = slots
         self._place[slots], self.task[slots] = np.arange(size, grown), task
         self._counts[row] = grown
-        self._total += len(slots)
 
     def _move(self, row: int, room: int) -> None:
         """Give a task a larger stretch, at the end of the pool; a full pool is replaced by one of twice the size."""
@@ -110,29 +110,21 @@ class TaskIndex:
         self._start[row], self._room[row] = self._used, room
         self._used += room
 
-    def _remove(self, task: int, slots: Slots, changes: Changes | None = None) -> None:
+    def _remove(self, task: int, slots: Slots) -> None:
         row = self._row[task]
         size, start = int(self._counts[row]), int(self._start[row])
         members = self._pool[start : start + size]
         kept = size - len(slots)
         leaving = self._place[slots]
-        if changes is not None:
-            changes.note(members, slice(kept, size))
-            changes.note(members, leaving)
-            changes.note(self._place, members[kept:].copy())
+        self._changes.note(members, slice(kept, size))
+        self._changes.note(members, leaving)
+        self._changes.note(self._place, members[kept:].copy())
         stays = np.ones(len(slots), dtype=bool)  # of the tail, which moves into the holes
         stays[leaving[leaving >= kept] - kept] = False
         movers, holes = members[kept:][stays], leaving[leaving < kept]
         members[holes] = movers
         self._place[movers] = holes
         self._counts[row] = kept
-        self._total -= len(slots)
-
-    def snapshot(self) -> Restore:
-        """Return a function that restores the tables; `Changes` restores the entries of slots."""
-        tables = {name: getattr(self, name).copy() for name in ("_start", "_room", "_counts", "_row")}
-        tables |= {name: getattr(self, name) for name in ("_pool", "_used", "_total")}
-        return lambda: vars(self).update(tables)
 
     def state(self) -> dict[str, Any]:
         """Return the slots of each task, in the order that decides what a draw gives."""
@@ -145,9 +137,9 @@ class TaskIndex:
         }
 
     @classmethod
-    def from_state(cls, capacity: int, state: dict[str, Any]) -> TaskIndex:
+    def from_state(cls, capacity: int, changes: Changes, state: dict[str, Any]) -> TaskIndex:
         """Return an index that draws as the one that `state` described."""
-        index = cls(capacity)
+        index = cls(capacity, changes)
         members = torch.split(state["members"], state["counts"].tolist())
         for task, slots in zip(state["tasks"], members, strict=True):
             index._append(int(task), slots.numpy())
@@ -159,3 +151,8 @@ def _by_value(slots: Slots, values: Slots) -> Iterator[tuple[int, Slots]]:
     distinct = sorted(set(values.tolist()))
     for value in distinct:
         yield value, slots if len(distinct) == 1 else slots[values == value]
+
+
+def in_parts(values: Any, size: int) -> list[Any]:
+    """Return consecutive views of an array, none of them larger than ``size``; none at all of no values."""
+    return np.split(values, range(size, len(values), size)) if len(values) else []

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,12 +11,9 @@ from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
-from ..undo import Restore
 from .changes import Changes
 from .ids import ID, no_ids
-
-if TYPE_CHECKING:
-    from .mapped import MappedFile
+from .mapped import MappedFile
 
 NARROW: Final = (
     "grow the head before the first sample is stored, or put a new learner with another memory around the model and "
@@ -34,9 +30,9 @@ class Rows:
     views of it, and keep their width.
     """
 
-    def __init__(self, capacity: int, file: MappedFile | None = None) -> None:
+    def __init__(self, capacity: int, changes: Changes, file: MappedFile | None = None) -> None:
         """Start without columns."""
-        self.capacity, self.file = capacity, file
+        self.capacity, self.file, self._changes = capacity, file, changes
         self.x: Tree | None = None
         self.columns: dict[str, Tensor] = {}
 
@@ -87,52 +83,43 @@ class Rows:
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for samples that look like these."""
         if self.file is not None:
+            self._changes.add(self.file.discard)
             self.x, self.columns = self.file.start(x, columns)
         else:
             self.x = tree_map(self._zeros_like, x)
             self.columns = {name: self._zeros_like(column) for name, column in columns.items()}
 
-    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor], changes: Changes | None = None) -> None:
+    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, after noting what they overwrite."""
-        self._note(slots, changes)
-        with nullcontext() if self.file is None else self.file.overwriting(slots.numpy()):
-            # By key, not by position: two dicts of the same inputs may name them in another order.
-            tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
-            for name, column in columns.items():
-                if name not in self.columns:
-                    self.columns[name] = no_ids(self.capacity)  # earlier samples had none
-                if _is_wider(column, self.columns[name]):
-                    self.columns[name] = _widened(self.columns[name], column.shape[1])
-                held = self.columns[name]
-                held.index_copy_(0, slots, column.to(held.device))
+        self._note(slots)
+        if self.file is not None:
+            self.file.write(slots.numpy(), x, columns)
+            return
+        # By key, not by position: two dicts of the same inputs may name them in another order.
+        tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
+        for name, column in columns.items():
+            if name not in self.columns:
+                self.columns[name] = no_ids(self.capacity)  # earlier samples had none
+            if _is_wider(column, self.columns[name]):
+                self.columns[name] = _widened(self.columns[name], column.shape[1])
+            held = self.columns[name]
+            held.index_copy_(0, slots, column.to(held.device))
 
-    def erase(self, slots: Tensor, changes: Changes | None = None) -> None:
-        """Overwrite samples with zeros."""
-        self._note(slots, changes)
+    def erase(self, slots: Tensor) -> None:
+        """Overwrite samples with zeros, after noting them."""
+        self._note(slots)
         if self.file is not None:
             self.file.erase(slots.numpy())
             return
         for held in self.leaves():
             held[slots] = torch.zeros((), dtype=held.dtype)
 
-    def snapshot(self) -> Restore:
-        """Return a function that restores the columns, except for entries that `Changes` notes."""
-        x, columns, file = self.x, dict(self.columns), self.file
-        is_open = file is not None and file.is_open
-
-        def restore() -> None:
-            self.x, self.columns = x, columns
-            if file is not None and file.is_open and not is_open:
-                file.discard()
-
-        return restore
-
-    def _note(self, slots: Tensor, changes: Changes | None) -> None:
-        if changes is not None:
-            for held in self.leaves():
-                changes.note(held, slots)
-            if self.file is not None:
-                changes.note(self.file.digests, slots.numpy())
+    def _note(self, slots: Tensor) -> None:
+        if self.file is not None:
+            self._changes.add(self.file.put, slots.numpy(), *self.file.held(slots.numpy()))
+            return
+        for held in self.leaves():
+            self._changes.note(held, slots)
 
     def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         """Return the samples at these slots, all columns."""
