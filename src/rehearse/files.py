@@ -19,20 +19,13 @@ from typing import IO, Any
 from numpy.typing import NDArray
 
 
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a file or a directory for the block."""
-    descriptor = os.open(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def sync(path: Path) -> None:
     """Return when the content of a file, or the names in a directory, are on the disk."""
-    with opened(path) as descriptor:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -72,13 +65,13 @@ def write_whole(path: Path, text: str) -> None:
 
 def append(path: Path, content: bytes) -> None:
     """Append all of this to a file, or, if the disk is full, nothing."""
-    with opened(path, os.O_WRONLY | os.O_APPEND) as descriptor:
-        size, left = os.fstat(descriptor).st_size, memoryview(content)
+    with open(path, "r+b", buffering=0) as file:
+        size, left = file.seek(0, os.SEEK_END), memoryview(content)
         try:
             while left:
-                left = left[os.write(descriptor, left) :]
+                left = left[file.write(left) :]
         except OSError:
-            os.ftruncate(descriptor, size)
+            file.truncate(size)
             raise
 
 

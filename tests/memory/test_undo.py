@@ -190,7 +190,6 @@ POINTS: list[tuple[type, str]] = [
     (TaskIndex, "put"),
     (TaskIndex, "_append"),
     (TaskIndex, "_remove"),
-    (TaskIndex, "_move"),
     (Memory, "note"),
     (Memory, "_clear_facts"),
     (MappedFile, "passed"),

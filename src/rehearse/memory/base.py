@@ -96,8 +96,7 @@ class Memory(ABC):
         """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
         self._check_policy(batch)
         if self._rows.x is not None:
-            self._rows.check_inputs(batch.x)
-            self._rows.check_column(TARGET, batch.y)
+            self._rows.check_alike(batch.x, {TARGET: batch.y})
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become too wide for the file that the samples are in."""
@@ -126,11 +125,9 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, x = torch.from_numpy(taken), batch.x
+            where, of, x = torch.from_numpy(taken), torch.from_numpy(kept), batch.x
             if len(kept) < len(batch):
-                of = torch.from_numpy(kept)
-                columns = {name: pick(column, of) for name, column in columns.items()}
-                x = tree_map(lambda leaf: pick(leaf, of), x)
+                x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
@@ -179,16 +176,13 @@ class Memory(ABC):
     def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
         """Return the slots that hold samples outside a task, in ascending order; reads no sample."""
         slots = self._index.occupied()
-        excluded = _task_set(exclude_task)
-        if excluded:
-            slots = slots[~np.isin(self._index.task[slots], list(excluded))]
-        return torch.from_numpy(slots)
+        return torch.from_numpy(slots[~np.isin(self._index.task[slots], list(_task_set(exclude_task)))])
 
     def get(self, slots: Collection[int] | Tensor) -> Batch:
         """Return the samples at the given slots, as they were stored; each slot must hold one."""
         numbers = slot_numbers(slots)
-        inside = (numbers >= 0) & (numbers < self.capacity)
-        bad = numbers[~inside] if not inside.all() else numbers[self._index.task[numbers] == EMPTY]
+        outside = (numbers < 0) | (numbers >= self.capacity)
+        bad = numbers[outside | (self._index.task.take(numbers, mode="clip") == EMPTY)]
         if len(bad) and self._rows.x is not None:
             raise InvalidInput(
                 f"slot {int(bad[0])} holds no sample: {len(self)} of the slots from 0 to {self.capacity - 1} do, see "
@@ -203,7 +197,7 @@ class Memory(ABC):
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""
-        self._rows.check_inputs(x)
+        self._rows.check_alike(x, {})
         self._rows.write(slots, x, {})
 
     # ---------------------------------------------------------------------------------------------------- facts
@@ -234,7 +228,7 @@ class Memory(ABC):
         """
         notes, generators = self._changes.start(), (self._insertion.bit_generator, self._sampling.bit_generator)
         notes += [partial(setattr, generator, "state", generator.state) for generator in generators]
-        notes += [attributes(self._index, *TaskIndex.TABLES), attributes(self._rows, "columns")]
+        notes += [attributes(self._index, "lists"), attributes(self._rows, "columns")]
         notes.append(attributes(self, "_facts", *self._policy))
         return notes.roll_back
 
@@ -321,13 +315,14 @@ class Memory(ABC):
         """
         used = int(self._index.occupied().max()) + 1 if len(self) else 0
         rows, file = self._rows, self._rows.file
-        inside = rows.x is not None and file is None
+        held = (None, {}) if rows.x is None or file is not None else (rows.x, rows.columns)
+        x, columns = tree_map(lambda column: None if column is None else column[:used].clone(), held)
         return {
             "policy": type(self).__name__,
             "capacity": self.capacity,
             "seen": self.seen,
-            "x": tree_map(lambda leaf: leaf[:used].clone(), rows.x) if inside else None,
-            "columns": {name: column[:used].clone() for name, column in rows.columns.items()} if inside else {},
+            "x": x,
+            "columns": columns,
             "file": None if file is None or not file.is_open else file.checkpoint(),
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": self._index.state(),
@@ -338,7 +333,7 @@ class Memory(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
-        if self._rows.file is not None and state["file"] is not None:
+        if state["file"] is not None and self._rows.file is not None:
             self._rows.file.confirm(state["file"])
 
     def close(self) -> None:
@@ -363,10 +358,9 @@ class Memory(ABC):
         index = TaskIndex.from_state(self.capacity, self._changes, state["index"])
         rows, forgotten = self._load_rows(state, index.occupied())
         index.clear(forgotten)
-        for fill, fact in facts.values():
-            fact[torch.from_numpy(forgotten)] = fill
         self._rows, self._index, self._facts, self.seen = rows, index, facts, int(state["seen"])
         self.changes += 1
+        self._clear_facts(torch.from_numpy(forgotten))
         self._insertion.bit_generator.state = json.loads(state["insertion"])
         self._sampling.bit_generator.state = json.loads(state["sampling"])
         self._load_policy_state(state["own"])
@@ -404,12 +398,7 @@ def _task_set(task: int | Tensor | None) -> set[int]:
 
 def _last_of_each(slots: Slots) -> Slots:
     """Return the positions of the samples that end up stored, in order: the last one that drew each slot."""
-    kept = np.flatnonzero(slots >= 0)
-    drawn = slots[kept]
-    if len(set(drawn.tolist())) == len(drawn):
-        return kept
-    _, first = np.unique(drawn[::-1], return_index=True)
-    return kept[np.sort(len(drawn) - 1 - first)]
+    return np.array(sorted({slot: at for at, slot in enumerate(slots.tolist()) if slot >= 0}.values()), dtype=np.int64)
 
 
 def _tally(values: Tensor) -> dict[int, int]:

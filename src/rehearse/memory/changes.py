@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from array import array
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,7 +25,7 @@ class Changes:
 
     def __init__(self) -> None:
         """Keep nothing."""
-        self._notes: Callable[[], Notes | None] = _nowhere
+        self._notes: Callable[[], Notes | None] = lambda: None
 
     def start(self) -> Notes:
         """Return new notes, which are taken as long as they live; earlier ones are not continued."""
@@ -39,10 +38,6 @@ class Changes:
         if self._notes() is not None:
             before = values[where].clone() if isinstance(values, Tensor) else values[where].copy()
             self.add(values.__setitem__, where, before)
-
-    def note_list(self, values: array[int], *positions: int) -> None:
-        """Note the length of a list and its entries at some positions; it may then grow, or shrink by one."""
-        self.add(_restore_list, values, len(values), {at: values[at] for at in positions})
 
     def add(self, undo: Callable[..., object], *arguments: Any) -> None:
         """Note a call that undoes what comes next."""
@@ -58,14 +53,3 @@ class Changes:
 def attributes(part: object, *copied: str) -> Callable[[], object]:
     """Return a function that restores all attributes of an object, and what is inside of the ones named."""
     return partial(vars(part).update, vars(part) | {name: copy.copy(getattr(part, name)) for name in copied})
-
-
-def _nowhere() -> None:
-    return None
-
-
-def _restore_list(values: array[int], length: int, entries: dict[int, int]) -> None:
-    values.extend([0] * (length - len(values)))
-    del values[length:]
-    for at, entry in entries.items():
-        values[at] = entry

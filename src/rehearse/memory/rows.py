@@ -38,7 +38,7 @@ class Rows:
 
     def leaves(self) -> list[Tensor]:
         """Return all columns, those of the inputs first."""
-        return [] if self.x is None else [*tree_leaves(self.x), *self.columns.values()]
+        return [] if self.x is None else tree_leaves((self.x, self.columns))
 
     def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse samples that do not look like the stored ones."""
@@ -46,7 +46,6 @@ class Rows:
             if self.file is not None:
                 self.file.check_start()
             return
-        self.check_inputs(x)
         if columns.keys() != self.columns.keys():  # ids alone may come later
             if columns.keys() != self.columns.keys() | {ID}:
                 raise InvalidInput(
@@ -58,14 +57,15 @@ class Rows:
                     f"{self.file.path} was laid out for samples without ids, and a file keeps its columns: give ids "
                     "from the first batch on (None for samples that have none), or start another file"
                 )
-        for name in self.columns:
-            self.check_column(name, columns[name])
-        self.check_widths(columns)
+        self.check_alike(x, columns)
 
-    def check_column(self, name: str, column: Tensor) -> None:
-        """Refuse a column that does not look like the stored one."""
-        if not _is_wider(column, self.columns[name]):
-            _check_leaf(column, self.columns[name], f"column {name!r}")
+    def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
+        """Refuse inputs, or any of the columns, that do not look like the stored ones."""
+        _check_tree(x, self.x, "inputs")
+        for name in columns.keys() & self.columns.keys():
+            if not _is_wider(columns[name], self.columns[name]):
+                _check_leaf(columns[name], self.columns[name], f"column {name!r}")
+        self.check_widths(columns)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become wider, where they cannot: in a file."""
@@ -76,18 +76,13 @@ class Rows:
                     f"{self.columns[name].shape[1]}, and a file keeps its columns: {NARROW}"
                 )
 
-    def check_inputs(self, x: Tree) -> None:
-        """Refuse inputs that do not look like the stored ones."""
-        _check_tree(x, self.x, "inputs")
-
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for samples that look like these."""
         if self.file is not None:
             self._changes.add(self.file.discard)
             self.x, self.columns = self.file.start(x, columns)
         else:
-            self.x = tree_map(self._zeros_like, x)
-            self.columns = {name: self._zeros_like(column) for name, column in columns.items()}
+            self.x, self.columns = tree_map(self._zeros_like, (x, columns))
 
     def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, after noting what they overwrite."""
@@ -95,15 +90,13 @@ class Rows:
         if self.file is not None:
             self.file.write(slots.numpy(), x, columns)
             return
-        # By key, not by position: two dicts of the same inputs may name them in another order.
-        tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
         for name, column in columns.items():
             if name not in self.columns:
                 self.columns[name] = no_ids(self.capacity)  # earlier samples had none
             if _is_wider(column, self.columns[name]):
                 self.columns[name] = _widened(self.columns[name], column.shape[1])
-            held = self.columns[name]
-            held.index_copy_(0, slots, column.to(held.device))
+        # By key, not by position: two dicts of the same inputs may name them in another order.
+        tree_map(lambda leaf, held: held.index_copy_(0, slots, leaf.cpu()), (x, columns), (self.x, self.columns))
 
     def erase(self, slots: Tensor) -> None:
         """Overwrite samples with zeros, after noting them."""
@@ -112,7 +105,7 @@ class Rows:
             self.file.erase(slots.numpy())
             return
         for held in self.leaves():
-            held[slots] = torch.zeros((), dtype=held.dtype)
+            held.index_fill_(0, slots, 0)
 
     def _note(self, slots: Tensor) -> None:
         if self.file is not None:
@@ -125,8 +118,8 @@ class Rows:
         """Return the samples at these slots, all columns."""
         if self.file is not None:
             self.file.passed(len(slots))
-        columns = {name: pick(column, slots) for name, column in self.columns.items()}
-        return tree_map(lambda held: pick(held, slots), self.x), columns
+        x, columns = tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        return x, columns
 
     def _zeros_like(self, samples: Tensor) -> Tensor:
         """Return a column of zeros; numpy's take no room before they are written, torch's do."""

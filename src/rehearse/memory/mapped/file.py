@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -38,9 +38,6 @@ RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the 
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 CHUNK: Final = 4096  # rows or records handled at once
 NO_ROWS: Final = np.zeros((0, 0), dtype=np.uint8)
-
-Past: TypeAlias = tuple[Slots, Bytes, NDArray[np.int64]]
-"""Slots that are to hold what a journal holds, its rows, and where the slots' ones are among them."""
 
 
 class MappedFile:
@@ -73,15 +70,13 @@ class MappedFile:
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
-            descriptor = self._locked()
-            try:
-                if Header.read(descriptor, self.path).confirmed:
-                    raise InvalidInput(
-                        f"{self.path} holds the samples of an earlier run: load its checkpoint to resume, or delete "
-                        "the file to start over"
-                    )
-            finally:
-                os.close(descriptor)
+            descriptor, header = self._locked()
+            os.close(descriptor)
+            if header.confirmed:
+                raise InvalidInput(
+                    f"{self.path} holds the samples of an earlier run: load its checkpoint to resume, or delete the "
+                    "file to start over"
+                )
         elif generations(self.path):
             raise InvalidInput(f"{self.path} is gone, its journals are not: delete {self.path}.*.undo to start over")
 
@@ -121,36 +116,35 @@ class MappedFile:
             self.path.unlink()
 
     def _open(self) -> None:
-        descriptor = self._locked()
+        descriptor, header = self._locked()
         self._close = weakref.finalize(self, release, descriptor)
-        try:
-            self._header = header = Header.read(descriptor, self.path)
-            self._layout = layout = Layout(header.layout)
-            size, found = header.size + self.capacity * layout.row_bytes, os.fstat(descriptor).st_size
-            if header.capacity != self.capacity or found < size:
-                raise CheckpointError(
-                    f"{self.path} is made for {header.capacity} samples and has {found} bytes; this memory needs "
-                    f"{self.capacity} samples, {size} bytes"
-                )
-            self._descriptor, self._map = descriptor, mmap.mmap(descriptor, size)
-        except BaseException:
-            self.close()
-            raise
+        layout, found = Layout(header.layout), os.fstat(descriptor).st_size
+        size = header.size + self.capacity * layout.row_bytes
+        if header.capacity != self.capacity or found < size:
+            raise CheckpointError(
+                f"{self.path} is made for {header.capacity} samples and has {found} bytes; this memory needs "
+                f"{self.capacity} samples, {size} bytes"
+            )
+        self._descriptor, self._header, self._layout = descriptor, header, layout
+        self._map = mmap.mmap(descriptor, size)
         self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
         self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
 
-    def _locked(self) -> int:
-        """Open the file and lock it: two memories that write to one file would undo each other."""
+    def _locked(self) -> tuple[int, Header]:
+        """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
             descriptor = os.open(self.path, os.O_RDWR)
         except OSError as problem:
             raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
-        if not lock(descriptor):
-            os.close(descriptor)
+        try:
+            if lock(descriptor):
+                return descriptor, Header.read(descriptor, self.path)
             raise InvalidInput(
                 f"{self.path} is in use by another memory, here or in another process; close it first (memory.close())"
             )
-        return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
 
     def _columns(self, rows: Bytes) -> tuple[Tree, dict[str, Tensor]]:
         """Return views of rows."""
@@ -161,10 +155,7 @@ class MappedFile:
     def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, or of those that are there the inputs alone, after journaling what they overwrite."""
         rows = self._rows[slots]
-        inputs, named = self._columns(rows)
-        tree_map(lambda held, leaf: held.copy_(leaf), inputs, x)
-        for name, column in columns.items():
-            named[name].copy_(column)
+        tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._columns(rows))
         self._keep(ROW, slots)
         self.put(slots, rows, [_digest(row) for row in rows])
         self.passed(len(slots))
@@ -228,13 +219,8 @@ class MappedFile:
             header.last += 1
             self._write_counter()
             journal = self._begin(self._journal_of(header.last))
-        digests = torch.from_numpy(self._digests.view(np.int64).copy())
-        return {
-            "file": header.name.hex(),
-            "generation": journal.generation,
-            "layout": header.layout,
-            "digests": digests,
-        }
+        names = {"file": header.name.hex(), "generation": journal.generation, "layout": header.layout}
+        return names | {"digests": torch.from_numpy(self._digests.view(np.int64).copy())}
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this checkpoint is safe: no older one will be loaded."""
@@ -253,37 +239,21 @@ class MappedFile:
         Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
         again.
         """
-        opened_here = not self.is_open
-        if opened_here:
-            if not self.path.exists():
-                raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
-            self._open()
+        if not self.path.exists():
+            raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
+        was_open = self.is_open
         try:
-            journals, past, forgotten = self._plan(state, occupied)
+            if not was_open:
+                self._open()
+            forgotten = self._go_back(self._journals_since(state), state["digests"].numpy().view(np.uint64), occupied)
         except BaseException:
-            if opened_here:
+            if not was_open:
                 self.close()
             raise
-        for slots, rows, places in past:
-            overwrite(self._rows, slots, rows[places])
-        overwrite(self._rows, forgotten, 0)
-        self.sync()
-        journal, *later = journals
-        journal.append(FORGOTTEN, forgotten)
-        sync(journal.path)
-        for other in reversed(later):
-            other.path.unlink()
-        self._begin(journal, forgotten)
-        self._digests[:] = 0
-        self._digests[occupied] = state["digests"].numpy().view(np.uint64)[occupied]
-        self._digests[forgotten] = 0
         return (*self._columns(self._rows), forgotten)
 
-    def _plan(self, state: dict[str, Any], occupied: Slots) -> tuple[list[Journal], list[Past], Slots]:
-        """Find where each row of the checkpoint is, and compare it with its digest.
-
-        Returns the journals from the checkpoint on, what is to be written back, and the slots that stay empty.
-        """
+    def _journals_since(self, state: dict[str, Any]) -> list[Journal]:
+        """Return the journal of a checkpoint and the later ones."""
         if bytes.fromhex(state["file"]) != self._header.name or state["layout"] != self._header.layout:
             raise CheckpointError(f"{self.path} holds the samples of another memory than the saved one")
         live, generation = generations(self.path), int(state["generation"])
@@ -292,7 +262,10 @@ class MappedFile:
                 f"{self.path} cannot go back to checkpoint {generation} (it can to: {live or 'none'}): a later one "
                 "was saved over it, or an earlier one was loaded and continued"
             )
-        journals = [self._journal_of(number) for number in live if number >= generation]
+        return [self._journal_of(number) for number in live if number >= generation]
+
+    def _go_back(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> Slots:
+        """Find where each row of the checkpoint is, compare it with its digest, and rewrite file and journals."""
         sources, forgotten = [self._rows], np.zeros(self.capacity, dtype=bool)
         source, place = np.zeros(self.capacity, dtype=np.int64), np.arange(self.capacity)
         for journal in reversed(journals):  # the oldest record of a slot has the last word
@@ -301,16 +274,26 @@ class MappedFile:
             source[slots], place[slots] = len(sources), np.arange(len(slots))
             forgotten[slots] = kinds_of(records) == FORGOTTEN
             sources.append(np.asarray(records["row"]))
-        wanted, kept = state["digests"].numpy().view(np.uint64), occupied[~forgotten[occupied]]
+        kept = occupied[~forgotten[occupied]]
         bad = [slot for slot in kept.tolist() if _digest(sources[source[slot]][place[slot]]) != wanted[slot]]
         if bad:
             raise CheckpointError(
                 f"{len(bad)} samples in {self.path} are not those that were saved (the first in slot {bad[0]}): the "
                 "file or its journal is damaged or was altered"
             )
-        from_journals = [(kept[source[kept] == number], rows) for number, rows in enumerate(sources)][1:]
-        past = [(some, rows, place[some]) for slots, rows in from_journals for some in in_parts(slots, CHUNK)]
-        return journals, past, np.flatnonzero(forgotten)
+        self._digests[:] = 0
+        self._digests[kept] = wanted[kept]
+        for slot in kept[source[kept] > 0].tolist():
+            overwrite(self._rows, slot, sources[source[slot]][place[slot]])
+        overwrite(self._rows, forgotten, 0)
+        self.sync()
+        (first, *later), gone = journals, np.flatnonzero(forgotten)
+        first.append(FORGOTTEN, gone)
+        sync(first.path)
+        for journal in reversed(later):
+            journal.path.unlink()
+        self._begin(first, gone)
+        return gone
 
     def _begin(self, journal: Journal, forgotten: Slots | tuple[()] = ()) -> Journal:
         """Start the journal of a checkpoint, from which slots are missing already."""

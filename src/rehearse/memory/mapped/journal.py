@@ -18,7 +18,7 @@ from ..index import Slots
 Bytes = NDArray[np.uint8]
 
 MAGIC: Final = b"REHUNDO1"
-HEADER: Final = struct.Struct("<8s16sQII")  # magic, file, generation, bytes of a row, checksum
+HEADER: Final = struct.Struct("<8s16sQI")  # magic, file, generation, bytes of a row; then a checksum
 ROW, FORGOTTEN = (
     np.uint64(1),
     np.uint64(2),
@@ -48,7 +48,7 @@ class Journal:
         """Name the journal of a file of rows."""
         self.path, self.generation = journal_path(rows, generation), generation
         self._record = np.dtype([("head", "<u8"), ("slot", "<i8"), ("row", "u1", (row_bytes,))])
-        head = struct.pack("<8s16sQI", MAGIC, file, generation, row_bytes)
+        head = HEADER.pack(MAGIC, file, generation, row_bytes)
         self._header = head + struct.pack("<I", zlib.crc32(head))
         self._salt = zlib.crc32(self._header)
 
@@ -64,17 +64,14 @@ class Journal:
     def records(self, capacity: int) -> Any:
         """Return the complete records, mapped; damage is refused."""
         try:
-            size = self.path.stat().st_size
-            with open(self.path, "rb") as file:
-                header = file.read(HEADER.size)
-        except OSError as problem:
-            raise CheckpointError(f"cannot read {self.path}: {problem.strerror}") from problem
-        if header != self._header:
+            content = np.memmap(self.path, dtype=np.uint8, mode="r+")
+        except (OSError, ValueError) as problem:  # a ValueError if it is empty
+            raise CheckpointError(f"cannot read {self.path}: {problem}") from problem
+        start = len(self._header)
+        if content[:start].tobytes() != self._header:
             raise CheckpointError(f"{self.path} is damaged or belongs to another memory")
-        count = (size - HEADER.size) // self._record.itemsize
-        if not count:
-            return np.empty(0, dtype=self._record)
-        records = np.memmap(self.path, dtype=self._record, mode="r+", offset=HEADER.size, shape=(count,))
+        count = (len(content) - start) // self._record.itemsize
+        records = content[start : start + count * self._record.itemsize].view(self._record)
         slots, kinds = records["slot"], kinds_of(records)
         sound = (slots >= 0) & (slots < capacity) & (records["head"] == self._heads(kinds, slots))
         if not sound.all():
