@@ -5,6 +5,7 @@ Inputs may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -144,16 +145,13 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
         InvalidInput: If there are no samples, or entries that are not finite, or the numbers of samples differ.
         InvalidType: If something cannot be made into a tensor.
     """
-    x, y = _checked_inputs(x, "x"), as_tensor(y, "y")
-    if y.ndim == 0:
-        raise InvalidInput("y is a single value; it must have one entry per sample")
+    x, y = _checked_inputs(x, "x"), _checked_leaf(y, "y")
     samples = len(y)
     if samples == 0:
         raise InvalidInput("the batch is empty")
     for leaf in tree_leaves(x):
         if len(leaf) != samples:
             raise InvalidInput(f"x has {len(leaf)} samples, y has {samples}")
-    _check_finite(y, "y")
     return Batch(x, y, checked_task(task, samples))
 
 
@@ -203,23 +201,26 @@ def _checked_inputs(x: Tree, name: str) -> Tree:
             if not isinstance(key, str):
                 raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
         return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
-    leaf = as_tensor(x, name)
+    return _checked_leaf(x, name)
+
+
+def _checked_leaf(values: Any, name: str) -> Tensor:
+    leaf = as_tensor(values, name)
     if leaf.ndim == 0:
         raise InvalidInput(f"{name} is a single value; it must have one entry per sample")
-    _check_finite(leaf, name)
+    # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
+    if leaf.is_floating_point() and not math.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all()):
+        raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")
     return leaf
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
     """Return the user's numbers as a tensor, which shares memory with them where torch can."""
     try:
-        array = None if isinstance(values, Tensor) else np.asarray(values)
-        if array is not None and array.dtype.kind in "USO":
-            raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
-        tensor = values.detach() if array is None else _from_array(array)
+        tensor = values.detach() if isinstance(values, Tensor) else _from_array(np.asarray(values), name)
+    except InvalidType:
+        raise
     except (TypeError, ValueError, RuntimeError) as problem:
-        if isinstance(problem, InvalidType):
-            raise
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
     eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
@@ -229,13 +230,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
     return tensor
 
 
-def _from_array(values: np.ndarray[Any, Any]) -> Tensor:
+def _from_array(values: np.ndarray[Any, Any], name: str) -> Tensor:
+    if values.dtype.kind in "USO":
+        raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
     # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
     plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
     return torch.from_numpy(values if plain else values.copy())
-
-
-def _check_finite(values: Tensor, name: str) -> None:
-    # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
-    if values.is_floating_point() and not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
-        raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")
