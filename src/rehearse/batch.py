@@ -19,6 +19,9 @@ from .errors import InvalidInput, InvalidType
 Kind = Literal["classes", "labels", "values"]
 PART_SAMPLES: Final = 1000  # passed at once in prediction, where samples are small
 PART_NUMBERS: Final = 800_000  # in them: the activations of more leave the caches, at 1.4 times the cost
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+DTYPES: Final = INTEGERS | {torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Of inputs and targets. Torch has others that it can store, but not compare or index."""
 Tree: TypeAlias = Any  # Tensor | tuple[Tree, ...] | dict[str, Tree]; mypy has no recursive alias for it
 
 
@@ -158,7 +161,7 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
 def checked_inputs(x: Tree) -> Tree:
     """Return inputs alone, for prediction; there may be no samples here."""
     x = _checked_inputs(x, "x")
-    lengths = {len(leaf) for leaf in tree_leaves(x)}
+    lengths = {leaf.shape[0] for leaf in tree_leaves(x)}
     if len(lengths) != 1:
         raise InvalidInput(f"the parts of x have different numbers of samples: {sorted(lengths)}")
     return x
@@ -192,16 +195,18 @@ def task_column(task: Tensor | int | None, samples: int) -> Tensor:
 def _checked_inputs(x: Tree, name: str) -> Tree:
     if isinstance(x, list) and any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x):
         x = tuple(x)
-    if isinstance(x, tuple | list | Mapping) and not x:
+    if not isinstance(x, (tuple, list, Mapping)):
+        return _checked_leaf(x, name)
+    if not x:
         raise InvalidInput(f"{name} is empty")
     if isinstance(x, tuple):
         return tuple(_checked_inputs(part, f"{name}[{i}]") for i, part in enumerate(x))
-    if isinstance(x, Mapping):
-        for key in x:
-            if not isinstance(key, str):
-                raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
-        return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
-    return _checked_leaf(x, name)
+    if isinstance(x, list):
+        return _checked_leaf(x, name)
+    for key in x:
+        if not isinstance(key, str):
+            raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
+    return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
 
 
 def _checked_leaf(values: Any, name: str) -> Tensor:
@@ -222,11 +227,9 @@ def as_tensor(values: Any, name: str) -> Tensor:
         raise
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
-    eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them
-    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        raise InvalidType(f"{name} is {tensor.dtype}, which torch cannot index; convert it to int64 first")
-    if tensor.is_complex() or tensor.is_quantized or eight_bit or tensor.layout != torch.strided:
-        raise InvalidType(f"{name} is {tensor.dtype} with layout {tensor.layout}; use dense real numbers")
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+        what = f"{tensor.dtype} with layout {tensor.layout}"
+        raise InvalidType(f"{name} is {what}; use dense real numbers of a common type, such as float32 or int64")
     return tensor
 
 

@@ -53,7 +53,7 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> in
 
 
 def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> list[nn.Parameter]:
-    """Cut the head to ``classes`` outputs or append zeros to it, resize the optimizer's state, return what is resized."""
+    """Cut the head to ``classes`` outputs or append zeros to it, with the optimizer's state; return its parameters."""
     name, head = find_head(model)
     parameters = _parameters(model, name, head)
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}

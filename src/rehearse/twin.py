@@ -81,7 +81,7 @@ class Twin:
         live = [module.training for module in self._live]
         for trains, own in zip(live, self.modules, strict=True):
             wanted = mode == "training" or (mode == "scoring" and isinstance(own, _BatchNorm))
-            vars(own)["training"] = wanted and (trains or not live[0])  # `nn.Module.__setattr__` takes ten times as long
+            vars(own)["training"] = wanted and (trains or not live[0])  # ten times as fast as `own.training = `
 
     def in_mode(self, mode: Mode) -> nn.Module:
         """Return the copy, up to date and in this mode."""
