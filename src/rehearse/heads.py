@@ -18,11 +18,9 @@ STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """Return the name of the linear layer that computes the logits, and the layer: ``model.head``, or else the last."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if "head" in layers:
-        return "head", layers["head"]
     if not layers:
         raise InvalidInput(f"{type(model).__name__} has no linear layer; a head is needed here")
-    name = next(reversed(layers))
+    name = "head" if "head" in layers else next(reversed(layers))
     return name, layers[name]
 
 
@@ -48,15 +46,14 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> in
     added = classes - head.out_features
     if added:
         bound = 1 / math.sqrt(head.in_features) if head.in_features else 0.0
-        resize(model, optimizer, classes)
         with torch.no_grad():
-            for parameter in _parameters(model, name, head):
+            for parameter in resize(model, optimizer, classes):
                 parameter[-added:].uniform_(-bound, bound)
     return added
 
 
-def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> None:
-    """Cut the head to ``classes`` outputs or append zeros to it, and resize the optimizer's state."""
+def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> list[nn.Parameter]:
+    """Cut the head to ``classes`` outputs or append zeros to it, with the optimizer's state; return its parameters."""
     name, head = find_head(model)
     parameters = _parameters(model, name, head)
     groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
@@ -70,6 +67,7 @@ def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
         if state:
             optimizer.state[parameter].update(state)
     head.out_features = classes
+    return parameters
 
 
 def fit(model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], least: int) -> None:
