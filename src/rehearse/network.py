@@ -102,7 +102,8 @@ class Network:
     def device(self) -> torch.device:
         """Where the model is."""
         held = (group["params"] for group in self.optimizer.param_groups)  # the model's take far longer to find
-        return next(parameter.device for parameters in held for parameter in parameters)
+        device: torch.device = next(parameter.device for parameters in held for parameter in parameters)
+        return device
 
     # ------------------------------------------------------------------------------------------------------ passes
 
