@@ -101,8 +101,9 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        held = (group["params"] for group in self.optimizer.param_groups)  # the model's take far longer to find
-        return next(parameter.device for parameters in held for parameter in parameters)
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        device: torch.device = next(parameters).device  # the model's own take far longer to find
+        return device
 
     # ------------------------------------------------------------------------------------------------------ passes
 
