@@ -56,11 +56,8 @@ def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
     """Cut the head to ``classes`` outputs or append zeros to it, with the optimizer's state; return its parameters."""
     name, head = find_head(model)
     parameters = _parameters(model, name, head)
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
-    states = [
-        _resized_state(optimizer.state.get(parameter, {}), parameter, groups.get(id(parameter), {}), classes)
-        for parameter in parameters
-    ]  # everything is computed before anything is changed
+    # Everything is computed before anything is changed.
+    states = [_resized_state(optimizer, parameter, classes) for parameter in parameters]
     for parameter, state in zip(parameters, states, strict=True):
         parameter.grad = None
         parameter.data = _resized(parameter.data, classes, 0.0)
@@ -77,11 +74,11 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str
         resize(model, optimizer, len(saved))
 
 
-def _resized_state(
-    state: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any], classes: int
-) -> dict[str, Any]:
-    resized: dict[str, Any] = {}
-    for name, value in state.items():
+def _resized_state(optimizer: torch.optim.Optimizer, parameter: Tensor, classes: int) -> dict[str, Any]:
+    """Return what changes in the optimizer's state of a parameter of the head."""
+    groups = (group for group in optimizer.param_groups if any(own is parameter for own in group["params"]))
+    group, resized = next(groups, {}), dict[str, Any]()
+    for name, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(value, Tensor) or value.ndim == 0 or name == "col_var":
             continue  # a count, or (Adafactor) one value per column: the same for any number of outputs
         if value.shape != parameter.shape and name != "row_var":

@@ -101,8 +101,8 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        held = (group["params"] for group in self.optimizer.param_groups)  # the model's take far longer to find
-        device: torch.device = next(parameter.device for parameters in held for parameter in parameters)
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        device: torch.device = next(parameters).device  # the model's own take far longer to find
         return device
 
     # ------------------------------------------------------------------------------------------------------ passes
@@ -160,14 +160,11 @@ class Network:
         return found
 
     @contextlib.contextmanager
-    def training(self, steps: int = 1) -> Iterator[None]:
+    def training(self) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
 
-        Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
-        exception nothing is done here: `snapshot` restores all of it.
+        After an exception nothing is done here: `snapshot` restores all of it.
         """
-        if steps > 1:
-            self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
         if modes:
             self.model.train()
