@@ -160,11 +160,14 @@ class Network:
         return found
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self, steps: int = 1) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
 
-        After an exception nothing is done here: `snapshot` restores all of it.
+        Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
+        exception nothing is done here: `snapshot` restores all of it.
         """
+        if steps > 1:
+            self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
         if modes:
             self.model.train()
