@@ -46,7 +46,6 @@ from .engine import (
     Engine,
     Jobs,
     Out,
-    SeenOnly,
     engine_events,
     follow,
     report_failures,
@@ -95,7 +94,6 @@ def reproduce(
     address: Address = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    seen_only: SeenOnly = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the published numbers.
 
@@ -122,7 +120,7 @@ def reproduce(
         return
     failed: list[Failed] = []
     if from_results is None:
-        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds, seen_only=seen_only)
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
         store, tried = Store(out), {event.spec.key for event in failed}
         finished = tried | {result["key"] for result in results}
