@@ -83,10 +83,10 @@ class Plain:
         """Return the engine to use for inputs like these and the model as it is now."""
         return next(filter(None, [offer(self, x) for offer in self._offers]), self)
 
-    def gradient(self, batch: Batch, *, replayed: bool) -> Passed:
-        """See `Engine.gradient`."""
+    def gradient(self, batch: Batch, *, replayed: bool, dtype: torch.dtype | None = None) -> Passed:
+        """See `Engine.gradient`; ``dtype`` is by default that of training."""
         batch = batch.to(self.network.device)
-        logits = self.network(self.prepare(batch.x))
+        logits = self.network(self.prepare(batch.x), dtype=dtype)
         loss = self.loss(logits, batch, replayed).mean()
         return Passed(finite(loss), self.network.gradient(loss), logits.detach())
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
 from ..checks import check_not_negative, check_positive, check_rings, needs_two_samples
+from ..engine import Passed
 from ..errors import MissingExtra
 from ..losses import as_loss
 from ..memory import TaskRingMemory
@@ -47,6 +48,7 @@ class GEM(Learner):
     - all outputs take part in the loss, whatever the task: the task is not known when predicting.
 
     Every pass, the stored samples' too, is in train mode and moves batch-norm's running statistics, as in the source.
+    The stored samples pass in the precision of scoring, each task by itself, so that its batch statistics are its own.
     """
 
     task_aware = True
@@ -94,7 +96,7 @@ class GEM(Learner):
             with network.training():
                 for remaining in reversed(range(self.updates)):
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    passed = [self.plain.gradient(samples, replayed=True) for samples in past]  # g_k
+                    passed = [self._past_gradient(samples) for samples in past]  # g_k
                     gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
                     if remaining:
                         network.save_parameters()
@@ -104,6 +106,10 @@ class GEM(Learner):
             progress = self.progress.after(incoming, self.updates)
             commit(chain(step, map(setattr, [self], ["progress"], [progress])))
         return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+
+    def _past_gradient(self, samples: Batch) -> Passed:
+        """Return g_k, in the precision of scoring: these passes cost nearly all of a step."""
+        return self.plain.gradient(samples, replayed=True, dtype=self.network.precision.scoring)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

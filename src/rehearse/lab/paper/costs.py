@@ -91,7 +91,12 @@ def _usual_passes(method: str, stream: str) -> float:
 
 
 def _passes(spec: Spec) -> float:
-    """Forward passes for a batch, a backward pass counting as two; candidates pass once, or twice to be scored."""
+    """Forward passes for a batch, a backward pass counting as two; candidates pass once, or twice to be scored.
+
+    GEM passes all that is stored of past tasks: half of the memory on average.
+    """
+    if spec.method == "gem":
+        return 3 * (spec.batch_size + (spec.capacity or 0) / 2)
     candidates = spec.capacity if spec.candidates == "all" else spec.candidates
     scoring = (1 if spec.criterion is None else 2) * int(candidates or 0)
     return 3 * (spec.batch_size + (spec.budget or 0)) + scoring
