@@ -539,4 +539,4 @@ def test_results_elsewhere_are_done_and_shown(
     assert "there is no result in resluts" in err
     code, _, err = rehearse_command("reproduce", "table7", "--first-seed", "-1")
     assert code == 2
-    assert "first-seed is -1" in err
+    assert "seed is -1" in err

@@ -26,6 +26,7 @@ from .preparations import Cost, Preparation
 from .run_folder import RunLog, plain, resume
 from .setup import spec_learner, spec_stream, with_precision
 from .spec import Spec
+from .stored_inputs import with_inputs, without_inputs
 
 Predict = Callable[[Any], torch.Tensor]
 COSTS = tuple(
@@ -222,7 +223,7 @@ class Run:
             "spec": self.spec.canonical,
             "position": self.position,
             "begun": self.begun,
-            "learner": self.learner.state_dict(),
+            "learner": without_inputs(self.learner.state_dict(), self.learner),
             "matrices": _lists(self.matrices),
             "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
@@ -234,7 +235,7 @@ class Run:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
-        self.learner.load_state_dict(state["learner"])
+        self.learner.load_state_dict(with_inputs(state["learner"], self.stream))
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = _arrays(state["matrices"])
         self.alternatives = {name: _arrays(matrices) for name, matrices in state["alternatives"].items()}

@@ -56,18 +56,13 @@ PICTURES = "pictures"  # where runs that draw are, within OUT
 
 def reproduce(
     targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
-    seeds: Annotated[
-        int | None, typer.Option(help="Seeds of each row; default: as many as published. For missing: at most so many.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each row; default: as many as published.")] = None,
     first_seed: Annotated[int, typer.Option(help="Start counting seeds here; earlier ones are not shown.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, its CPU hours and disk; run nothing.")
     ] = False,
-    done: Annotated[
-        list[Path] | None,
-        typer.Option(help="Count the results in this directory as done beside those in OUT; may be repeated."),
-    ] = None,
+    done: Annotated[list[Path] | None, typer.Option(help="Count these results as done too; may be repeated.")] = None,
     from_results: Annotated[
         list[Path] | None,
         typer.Option(help="Run nothing: show what the results in this directory say; may be repeated."),
@@ -105,8 +100,6 @@ def reproduce(
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     if seeds is not None and seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
-    if first_seed < 0:
-        raise InvalidInput(f"first-seed is {first_seed}; seeds count from 0")
     chosen = find_targets(targets)
     if only:
         chosen = [target.only(only) for target in [one for one in chosen if one.has(only)] or chosen]
@@ -122,10 +115,9 @@ def reproduce(
     if from_results is None:
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
-        store, tried = Store(out), {event.spec.key for event in failed}
-        finished = tried | {result["key"] for result in results}
-        specs = [spec for _, spec in asked.runs(chosen, results)]
-        specs = [spec for spec in specs if spec.key not in finished or store.path(spec).exists()]
+        store, finished = Store(out), {event.spec.key for event in failed} | {result["key"] for result in results}
+        runs = [spec for _, spec in asked.runs(chosen, results)]
+        specs = [spec for spec in runs if spec.key not in finished or store.path(spec).exists()]
         failed += follow(engine_events(specs, store, settings, jobs, engine, address), specs, out)[1]
         results = list(results_in(places, lambda _: None))
     else:
@@ -175,14 +167,11 @@ class Asked:
 
     def _counting(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The results that need not be made again: all, or where a precision was asked for those in it."""
-        if self.precision == "auto":
-            return results
-        specs = ((result, Spec.from_dict(result["spec"])) for result in results)
-        return [
-            result
-            for result, spec in specs
-            if precision_of(spec) == precision_of(replace(spec, precision=self.precision))
-        ]
+
+        def in_it(spec: Spec) -> bool:
+            return precision_of(spec) == precision_of(replace(spec, precision=self.precision))
+
+        return [one for one in results if self.precision == "auto" or in_it(Spec.from_dict(one["spec"]))]
 
     def outcomes(self, targets: list[Target], results: Iterable[dict[str, Any]]) -> list[Outcome]:
         """What the results of the seeds say."""

@@ -74,6 +74,5 @@ def queue_lines(planned: Iterable[tuple[str, Spec]], targets: Iterable[Target], 
         for _, spec in runs:
             cost = costs.estimate(spec)
             hours += cost.cpu_seconds / 3600
-            place = places.get(spec.group, f"{spec.method} on {spec.stream}")
-            rough = " " if cost.measured else "*"
+            rough, place = " " if cost.measured else "*", places.get(spec.group, f"{spec.method} on {spec.stream}")
             yield f"{cost.cpu_seconds:9,.0f} s{rough} {hours:8,.1f} h  {place}, seed {spec.seed}"
