@@ -89,8 +89,10 @@ class Network:
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
-        self.twin, trains = Twin(model, install), install is not None and self.precision.training == torch.bfloat16
-        self._trained = Twin(model, install, shared=True) if trains else None  # compiled kernels train this copy
+        self.twin, trains = Twin(model, install), install is not None and torch.bfloat16 in self.precision
+        self._trained = (
+            Twin(model, install, shared=True) if trains else None
+        )  # compiled kernels train this copy in bfloat16
         self._saved: list[Restore] = []
         self.least_outputs = outputs(model)
 
@@ -145,7 +147,7 @@ class Network:
             with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
                 if tensors is not None:
                     self.twin.place(tensors)
-                elif self._trained is not None:
+                elif self._trained is not None and dtype == torch.bfloat16:
                     module = self._trained.in_mode("training")
                 found = (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
         except RehearseError:
