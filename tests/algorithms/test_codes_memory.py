@@ -94,7 +94,7 @@ def test_without_begin_task_codes_are_updated_every_so_many_batches(monkeypatch:
 
     def noted(update: Update | None) -> None:
         if update is not None:
-            due.append(made.coded.now.unprepared_batches + 1)
+            due.append(made.coded.unprepared_batches + 1)
         plain(update)
 
     monkeypatch.setattr(made.coded, "write", noted)
@@ -102,7 +102,7 @@ def test_without_begin_task_codes_are_updated_every_so_many_batches(monkeypatch:
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
     assert due == [2, 4, 6, 12]
-    assert made.coded.now.steps == 14 * 2
+    assert made.coded.steps == 14 * 2
 
 
 def test_the_first_codes_without_begin_task_are_of_the_trained_autoencoder() -> None:

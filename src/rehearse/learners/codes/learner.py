@@ -133,8 +133,7 @@ class CodeReplay(Learner):
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
         check_switches(autoencode_incoming=autoencode_incoming, autoencode_test=autoencode_test)
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
-        if search is not None:
-            check_search(search, budget // copies)
+        check_search(search, budget // copies)
         super().__init__(network, None, memory=memory, updates=updates)
         self.plain.prepare = lambda x: x  # inputs are prepared here
         self.search = search
@@ -159,7 +158,7 @@ class CodeReplay(Learner):
     @property
     def codec(self) -> Codec:
         """What reads and writes the codes now."""
-        return self.coded.now.codec
+        return self.coded.codec
 
     # --------------------------------------------------------------------------------------------- the classifier
 
@@ -169,7 +168,7 @@ class CodeReplay(Learner):
         with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *self._searches()) as commit:
             self._check_inputs(incoming.x)
             self._enter(incoming)
-            prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
+            prepared = isinstance(incoming.task, int) and incoming.task == coded.prepared_task
             step: Operations = ()
             with network.training(self.updates):
                 real = Batch(self._inputs(incoming.x), incoming.y.to(self.device))
@@ -187,8 +186,8 @@ class CodeReplay(Learner):
             if update is not None:
                 codes = update.code(codes)
                 coded.write(update)
-            batches = coded.now.unprepared_batches + (not prepared)
-            coded.keep(replace(incoming, x=codes), incoming.x, unprepared_batches=batches)  # M ← UpdateMemory(h)
+            coded.keep(replace(incoming, x=codes), incoming.x)  # M ← UpdateMemory(h)
+            coded.unprepared_batches += not prepared
             self._batches_since_snapshot += 1
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, replayed_loss, replayed)
@@ -300,7 +299,8 @@ class CodeReplay(Learner):
                 codec = renewed(codec, self.memory, inputs)
             codes = replace(known, x=codec.encode(inputs))
         with all_or_nothing(self.memory, self.coded) as commit:
-            self.coded.keep(codes, known.x, codec=codec)
+            self.coded.keep(codes, known.x)
+            self.coded.codec = codec
             commit()
 
     def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
@@ -333,8 +333,7 @@ class CodeReplay(Learner):
 
     def snapshot(self) -> Restore:
         """Return a function that restores the previous classifier."""
-        now = {"previous": self.previous, "_batches_since_snapshot": self._batches_since_snapshot}
-        return partial(vars(self).update, now)
+        return partial(vars(self).update, previous=self.previous, _batches_since_snapshot=self._batches_since_snapshot)
 
     def _own_state(self) -> dict[str, Any]:
         return self.coded.state_dict() | {
