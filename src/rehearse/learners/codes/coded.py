@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +21,13 @@ from ...network import Network, finite
 from ...random import RandomState, borrowed, numpy_generator
 from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
-from .codec import Codec, check_rebuilt, encoded
+from .codec import CALIBRATION_SAMPLES, Codec, check_rebuilt, encoded
 
 Refresh = Literal["epoch", "task"]
+Excluded = Tensor | int | None
+Ready = Callable[[Tensor], Tensor]
+OnStep = Callable[[int, int], None]
 BLOCK: Final = 500  # codes updated at once
-CALIBRATION_SAMPLES: Final = 1000
 COUNTS: Final = ("seed", "steps", "begun", "prepared_task", "unprepared_batches")
 
 
@@ -49,25 +51,6 @@ class Schedule:
         """Return the number of steps in an epoch of so many samples, and in all epochs."""
         an_epoch = samples // min(self.batch, samples)
         return an_epoch, an_epoch * self.epochs
-
-
-class Update(NamedTuple):
-    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), computed before any is written: one of them may be invalid."""
-
-    before: Codec
-    after: Codec
-    codes: list[tuple[Tensor, Tensor]]  # slots, and their new codes
-
-    @classmethod
-    def of(cls, codec: Codec, memory: Memory, sample: Tensor) -> Update:
-        """Compute the codes that the present autoencoder gives all stored samples."""
-        new = renewed(codec, memory, sample)
-        blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
-        return cls(codec, new, [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks])
-
-    def code(self, codes: Tensor) -> Tensor:
-        """Return new codes in place of some that are not stored yet."""
-        return self.after.encode(self.before.read(codes))
 
 
 class CodedMemory:
@@ -97,14 +80,7 @@ class CodedMemory:
         self.unprepared_batches = 0
         self.input: Tensor | None = None  # dtype and shape of one input, which its code does not show; no numbers
 
-    def prepare(
-        self,
-        x: Tensor,
-        task: int,
-        excluded: Tensor | int | None,
-        ready: Callable[[Tensor], Tensor],
-        on_step: Callable[[int, int], None] | None,
-    ) -> None:
+    def prepare(self, x: Tensor, task: int, excluded: Excluded, ready: Ready, on_step: OnStep | None) -> None:
         """Train on a task's inputs and on inputs read from codes, or resume that. Each step is atomic.
 
         Args:
@@ -132,7 +108,7 @@ class CodedMemory:
                         self.network.samples_passed = passed
                 self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
                 if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
-                    self.write(Update.of(self.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
+                    self.update(ready(x[order[:CALIBRATION_SAMPLES]]))
                 self.input, self.begun = form_of(x), (task, len(x), step + 1)
                 self.prepared_task = task if step + 1 == steps else None
                 commit()
@@ -150,7 +126,7 @@ class CodedMemory:
         for _ in range(self.schedule.epochs):
             self._train(x, slots)
         if not len(self.memory):  # there is no code yet that needs an older autoencoder
-            self.codec = renewed(self.codec, self.memory, x)
+            self.codec = self.codec.renewed(self.memory, x)
 
     def _train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
         """Take one step on these inputs and on inputs read from the codes at some of these slots."""
@@ -175,17 +151,22 @@ class CodedMemory:
         """Return the order of a task's samples in an epoch."""
         return numpy_generator(self.seed, f"autoencoder, task {task}, epoch {epoch}").permutation(samples)
 
-    def update_if_due(self, x: Tensor) -> Update | None:
-        """Return new codes after 2, 4, 8, … and then every so many batches of tasks that were not prepared."""
+    @property
+    def due(self) -> bool:
+        """Whether codes are updated now: after 2, 4, 8, … and then every so many batches that were not prepared."""
         batches, every = self.unprepared_batches + 1, self.schedule.refresh_every
-        due = batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
-        return Update.of(self.codec, self.memory, x) if due and len(self.memory) else None
+        return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
 
-    def write(self, update: Update) -> None:
-        """Write new codes, inside `all_or_nothing`."""
-        for slots, codes in update.codes:
-            self.memory.rewrite(slots, codes)
-        self.codec = update.after
+    def update(self, sample: Tensor) -> None:
+        """Read every code with the codec of before and write it with the present autoencoder: `all_or_nothing`.
+
+        Args:
+            sample: Inputs to calibrate bytes on.
+        """
+        before, self.codec = self.codec, self.codec.renewed(self.memory, sample)
+        for slots in torch.split(self.memory.slots(), BLOCK):
+            if len(slots):
+                self.memory.rewrite(slots, self.codec.encode(before.read(self.memory.get(slots).x)))
 
     def keep(self, codes: Batch, inputs: Tensor) -> None:
         """Store codes of inputs, inside `all_or_nothing`."""
@@ -238,20 +219,6 @@ class CodedMemory:
 def form_of(x: Tensor) -> Tensor:
     """Return dtype and shape of one input, as a tensor without numbers."""
     return torch.empty_like(x[:1], device="meta")
-
-
-def renewed(codec: Codec, memory: Memory, sample: Tensor) -> Codec:
-    """Return the present autoencoder as a codec.
-
-    Bytes cover the codes of up to 1,000 of the given samples, and of as many stored ones.
-    """
-    new = codec.renewed()
-    if new.calibrated:
-        return new
-    stored, parts = memory.slots(), [sample[:CALIBRATION_SAMPLES]]
-    if len(stored):
-        parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
-    return new.calibrated_on(parts)
 
 
 def read_ahead(codec: Codec, memory: Memory, slots: Tensor, samples: int) -> Tensor | None:
