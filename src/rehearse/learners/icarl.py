@@ -20,8 +20,7 @@ from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
-from ..memory.forgetting import matching
-from ..memory.ids import ID, as_ids, no_ids
+from ..memory.ids import ID, as_ids, matching, no_ids
 from ..network import Network, finite
 from ..undo import Operations, Restore, all_or_nothing, assign, run
 from .base import Learner
