@@ -290,14 +290,11 @@ class CodeReplay(Learner):
     def _store_known(self, known: Batch) -> None:
         self._check_inputs(known.x)
         self._known_logits(known)  # raises if they could not be replayed
-        with borrowed(self.network.random):
-            codec, inputs = self.codec, self._inputs(known.x)
-            if not codec.calibrated:
-                codec = codec.renewed(self.memory, inputs)
-            codes = replace(known, x=codec.encode(inputs))
-        with all_or_nothing(self.memory, self.coded) as commit:
-            self.coded.keep(codes, known.x)
-            self.coded.codec = codec
+        with all_or_nothing(self.memory, self.coded) as commit, borrowed(self.network.random):
+            inputs = self._inputs(known.x)
+            if not self.codec.calibrated:
+                self.coded.codec = self.codec.renewed(self.memory, inputs)
+            self.coded.keep(replace(known, x=self.codec.encode(inputs)), known.x)
             commit()
 
     def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:

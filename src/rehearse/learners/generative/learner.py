@@ -177,22 +177,22 @@ class GenerativeReplay(Learner):
 
     def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
         incoming = super()._accept(x, y, task, id)
-        if not self.samples_observed:
+        if not self.progress.samples:
             with self._looking(), borrowed(self.network.random):
                 first = self._inputs(tree_map(lambda leaf: leaf[:2], incoming.x))
                 check_generator(self.generator_network, first, self.latent, searched=bool(self._searches()))
         return incoming
 
     def _prepared(self, incoming: Batch) -> Batch:
-        return Batch(self._inputs(incoming.x), incoming.y.to(self.device))
+        return Batch(self._inputs(incoming.x), incoming.y.to(self.network.device))
 
     # --------------------------------------------------------------------------------------------------- the past
 
     def _entered(self, incoming: Batch) -> Past:
         """Return the past as this batch finds it: with a new snapshot if one is due."""
         past, known = self.past, isinstance(incoming.task, int)
-        begins = known and incoming.task != self.task
-        due = begins and self.task is not None if known else past.batches >= self.snapshot_every
+        begins = known and incoming.task != self.progress.task
+        due = begins and self.progress.task is not None if known else past.batches >= self.snapshot_every
         past = self._taken(past) if due else past
         return past._replace(samples=len(incoming) + (0 if begins else past.samples))
 
@@ -257,7 +257,7 @@ class GenerativeReplay(Learner):
         return mean.repeat(turns, 1) + (0.5 * log_variance).exp().repeat(turns, 1) * self._prior(points)
 
     def _prior(self, points: int) -> Tensor:
-        like = next(self.generator.parameters())
+        like = next(self.generator_network.model.parameters())
         return torch.randn(points, self.latent, device=like.device, dtype=like.dtype)
 
     # ----------------------------------------------------------------------------------------------------- updates
