@@ -15,6 +15,8 @@ from rehearse.lab.report.reproduction import (
     condition_marks,
     condition_words,
     cpu_words,
+    criteria,
+    differing,
     markdown_table,
     number,
     precision_words,
@@ -71,6 +73,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
     target = outcome.target
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
+    parts += [*criteria(outcome), *differing(outcome)]
     parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(condition_marks(outcome))]
     rows = [
         [

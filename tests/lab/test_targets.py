@@ -20,6 +20,7 @@ from rehearse.lab.paper.outcome import Outcome, Results, cpu_seconds, outcome, t
 from rehearse.lab.paper.published import PUBLISHED
 from rehearse.lab.paper.target import Entry, Target
 from rehearse.lab.paper.targets import GROUPS, TARGETS, find_targets
+from rehearse.lab.report.compare import settings_that_differ
 from rehearse.lab.report.reproduction import (
     counted,
     filled,
@@ -464,3 +465,20 @@ def test_what_was_trained_in_bfloat16_says_so_and_how_to_make_it() -> None:
     text = outcome_markdown(outcome(target, Results([in_precision(target.entries[0], "bfloat16", 0.3)])))
     assert "| bfloat16 |" in text
     assert "--only ae --precision bfloat16`" in text
+
+
+def test_settings_that_differ_are_named_with_their_rows() -> None:
+    er, mir, dark = (resolve(method, "split-mnist", {"seed": 3}) for method in ("er", "er-mir", "der"))
+    assert settings_that_differ({"ER": er, "ER-MIR": mir}) == ""  # candidates and criterion belong to one of them
+    faster = dataclasses.replace(mir, lr=0.1, updates=2)
+    assert settings_that_differ({"ER": er, "ER-MIR": mir, "fast": faster, "der": dark}) == (
+        "Settings that differ: lr 0.05, but 0.1 (fast, der); updates 1, but 2 (fast)."
+    )
+
+
+def test_a_table_shows_the_settings_in_which_its_rows_differ_and_the_criterion() -> None:
+    page = outcome_markdown(outcome(TARGETS["methods"], Results([])))
+    assert "\n\nSettings that differ: lr 0.1, but 0.2 (gem), 0.01 (agem); budget 10, but 256 (agem)." in page
+    assert 'Retrieval: `MostInterfered(criterion="mi2")` in er-mir, er-mir-head, er-ace-mir, der-mir' in page
+    assert "Settings that differ" not in outcome_markdown(outcome(TARGETS["learning-rate"], Results([])))
+    assert '`MostInterfered(criterion="mi1")` in ER-MIR' in outcome_markdown(outcome(TARGETS["table2"], Results([])))

@@ -15,7 +15,7 @@ from ...errors import InvalidInput
 from ..campaign.store import Store, is_stale, read_result
 from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
-from ..report.compare import compare, low_ceilings
+from ..report.compare import compare, low_ceilings, settings_that_differ
 from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
@@ -212,8 +212,9 @@ def run(
         differences = differences_table(comparison)
         if differences is not None:
             output.print(differences)
-        for sentence in low_ceilings(comparison):
-            output.print(sentence)
+        for sentence in (settings_that_differ({one.method: one for one in first}), *low_ceilings(comparison)):
+            if sentence:
+                output.print(sentence, highlight=False, markup=False)
         place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
         sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run"
         errors.print(sentence, soft_wrap=True, highlight=False, markup=False)

@@ -17,8 +17,10 @@ from ..paper.costs import Estimate
 from ..paper.outcome import SEARCHED, Difference, Judgement, Line, Outcome
 from ..paper.published import PUBLISHED
 from ..paper.reference import source
+from ..spec import Spec
 from ..statistics import Summary, seeds_needed
 from . import tables
+from .compare import settings_that_differ
 from .tables import UNDEFINED
 
 END = "<!-- end -->"
@@ -50,6 +52,29 @@ PRECISION = (
     "and predicts in it too; where two are named, seeds of both are counted. A paired difference is of one precision "
     "where both rows have one in common."
 )
+
+
+def criteria(outcome: Outcome) -> list[str]:
+    """Which criterion of `MostInterfered` its rows have."""
+    rows: dict[str, list[str]] = {}
+    for entry in outcome.target.available():
+        rows.setdefault(entry.spec().criterion or "", []).append(entry.row)
+    named = {name: ", ".join(dict.fromkeys(found)) for name, found in rows.items() if name}
+    said = [f'`MostInterfered(criterion="{name}")` in {found}' for name, found in named.items()]
+    return [f"Retrieval: {'; '.join(said)} (the library's default is mi1)."] if said else []
+
+
+def differing(outcome: Outcome) -> list[str]:
+    """The settings in which rows of one column differ, a sentence for the columns that have it."""
+    specs: dict[str, dict[str, Spec]] = {}
+    for entry in outcome.target.available():
+        specs.setdefault(entry.column, {})[entry.row] = entry.spec()
+    columns: dict[str, list[str]] = {}
+    for column, rows in specs.items():
+        columns.setdefault(settings_that_differ(rows), []).append(column)
+    if len(columns) == 1:
+        return [sentence for sentence in columns if sentence]
+    return [f"{', '.join(where)}: {sentence}" for sentence, where in columns.items() if sentence]
 
 
 def legend(metrics: Collection[str]) -> str:
@@ -255,6 +280,7 @@ def outcome_markdown(outcome: Outcome) -> str:
     parts.append(f"{target.title}. {seeds} Numbers: {units(target.metrics)}.")
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
+    parts += [*criteria(outcome), *differing(outcome)]
     parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
     parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(marks)]
     if outcome.differences:
@@ -297,6 +323,7 @@ def _short_markdown(outcome: Outcome) -> str:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
     parts = [counted(outcome)] if _compared(outcome) else []
     parts.append(markdown_table(_head(outcome), rows, right=3))
+    parts += [*criteria(outcome), *differing(outcome)]
     parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
     parts += [PRECISION] if tells_precision(outcome) else []
     if outcome.differences:
@@ -308,13 +335,17 @@ def _short_markdown(outcome: Outcome) -> str:
 def filled(text: str, outcomes: Sequence[Outcome]) -> str:
     """The text with what stands between ``<!-- generated: TARGET -->`` and ``<!-- end -->`` written anew."""
     for one in outcomes:
-        before, mark, rest = text.partition(f"<!-- generated: {one.target.name} -->\n")
-        if mark:
-            _, end, after = rest.partition(END)
-            if not end:
-                raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
-            text = f"{before}{mark}{_short_markdown(one)}\n{END}{after}"
+        text = between_marks(text, one.target.name, _short_markdown(one))
     return text
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """The text with ``content`` at the mark of that name, if there is one."""
+    before, mark, rest = text.partition(f"<!-- generated: {name} -->\n")
+    _, end, after = rest.partition(END)
+    if mark and not end:
+        raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
+    return f"{before}{mark}{content}\n{END}{after}" if mark else text
 
 
 def command(line: Line, target: str) -> str:
