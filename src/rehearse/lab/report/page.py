@@ -28,7 +28,7 @@ from .sections import STYLES, Row, Section, sections
 from .sentences import own_sentences, sentences
 
 PNG = b"\x89PNG\r\n\x1a\n"
-TITLE = "Learning without forgetting"
+TITLE = "rehearse: runs compared"
 
 # What a mark of each style looks like around (0, 0): colours are not the only thing that tells series apart.
 MARKERS = (
