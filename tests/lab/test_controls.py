@@ -432,7 +432,9 @@ def test_every_control_has_a_figure(tmp_path: Path) -> None:
         assert [path.name for path in paths] == [f"controls-{name}.png", f"controls-{name}.svg"]
     assert write_figure(found["controls-hybrid"], tmp_path, CONTROL_FIGURES["controls-hybrid"]) == []
     drawn = (tmp_path / "controls-batchnorm-full.svg").read_text("utf-8")
-    assert all(word in drawn for word in (">recalibrated<", ">ER-MIR (n = 3, 3, 3, 0, 0)<", ">accuracy (%)<", ">group-norm<"))
+    assert all(
+        word in drawn for word in (">recalibrated<", ">ER-MIR (n = 3, 3, 3, 0, 0)<", ">accuracy (%)<", ">group-norm<")
+    )
     assert ">CPU seconds a run<" in (tmp_path / "controls-cost-mnist.svg").read_text("utf-8")
     assert ">Permuted MNIST<" in (tmp_path / "controls-learning-rate.svg").read_text("utf-8")
 

@@ -33,6 +33,7 @@ from .engine import (
     CheckpointSeconds,
     DataDir,
     Engine,
+    Import,
     Jobs,
     Out,
     SamplesPerTask,
@@ -123,6 +124,7 @@ def run(
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
     seen_only: SeenOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    own: Import = None,
 ) -> None:
     """Run one or several methods on a stream, over seeds, and compare them.
 
@@ -226,6 +228,7 @@ def run(
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's key (its first digits suffice), or its file.")],
     out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
+    own: Import = None,
 ) -> None:
     """Show one run: its settings, its numbers, and how to rerun it."""
     result = read_result(find_run(run, out))
@@ -246,14 +249,14 @@ def show(
     output.print(f"rerun: {rerun_command(result)}", soft_wrap=True, highlight=False, markup=False)
 
 
-def methods() -> None:
+def methods(own: Import = None) -> None:
     """List the methods, and the options of their own that --option sets."""
     table = Table(caption="options with their defaults; the settings of a stream may say otherwise")
     for column in ("method", "what it does", "options of its own"):
         table.add_column(column, overflow="fold")
     for name, method in METHODS.items():
-        own = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
-        table.add_row(name, method.summary, own or "–")
+        options = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
+        table.add_row(name, method.summary, options or "–")
     output.print(table)
 
 
