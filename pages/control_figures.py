@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-from rehearse.lab.paper.outcome import MOMENTS, Outcome, common_costs, values_of
+from rehearse.lab.paper.outcome import MOMENTS, Outcome, values_of
 from rehearse.lab.paper.targets import PARTS
 from rehearse.lab.report.figures import Draw, seeds_of
 from rehearse.lab.statistics import Summary, summary
+
+from .comparisons import common_costs
 
 # Okabe and Ito's colours; the marker says the same in black and white.
 LOOKS = (

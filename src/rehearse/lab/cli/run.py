@@ -143,24 +143,12 @@ def run(
     if seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
     chosen: dict[str, Any] = {
-        "memory": memory,
-        "capacity": capacity,
-        "lr": lr,
-        "criterion": criterion,
-        "candidates": _candidates(candidates),
-        "budget": budget,
-        "updates": updates,
-        "batchnorm": batchnorm,
-        "samples_per_task": samples_per_task,
-        "tasks": tasks,
-        "batch_size": batch_size,
-        "split_seed": split_seed,
-        "class_order": _numbers(class_order),
-        "network": network,
-        "precision": precision,
-        "exclude_current_task": False if include_current_task else None,
+        "memory": memory, "capacity": capacity, "lr": lr, "criterion": criterion, "candidates": _candidates(candidates),
+        "budget": budget, "updates": updates, "batchnorm": batchnorm, "samples_per_task": samples_per_task,
+        "tasks": tasks, "batch_size": batch_size, "split_seed": split_seed, "class_order": _numbers(class_order),
+        "network": network, "precision": precision, "exclude_current_task": False if include_current_task else None,
         "task_free": True if task_free else None,
-    }
+    }  # fmt: skip
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
     if trace and not any("capacity" in find_method(name).uses for name in names):

@@ -11,7 +11,7 @@ from ...precision import PRECISIONS
 from ..methods import precision_of
 from ..spec import Spec
 from ..statistics import MARGIN, Summary, Verdict, paired_difference, summary, verdict
-from .conditions import UNKNOWN, condition, rounding
+from .conditions import condition, rounding
 from .published import PER_CENT, Cell
 from .reference import reference
 from .target import Entry, Target
@@ -216,22 +216,6 @@ def _value(result: Result, metric: str) -> float | None:
         found = found.get(name) if isinstance(found, Mapping) else None
     measured: float | None = found
     return measured
-
-
-def common_costs(outcome: Outcome, column: str) -> dict[str, float]:
-    """row -> CPU seconds a run, of the runs under a known condition that all rows share; nothing where there is none.
-
-    Of several such conditions the one with the most runs counts.
-    """
-    rows = {row: list(runs.values()) for (row, where), runs in outcome.runs.items() if where == column and runs}
-    shared = set.intersection(*({result["condition"] for result in runs} for runs in rows.values())) if rows else set()
-    found = [
-        {row: [cpu_seconds(result) for result in runs if result["condition"] == one] for row, runs in rows.items()}
-        for one in sorted(shared)
-        if UNKNOWN not in one
-    ]
-    costs = max(found, key=lambda costs: sum(map(len, costs.values())), default={})
-    return {row: fmean(seconds) for row, seconds in costs.items()}
 
 
 def cpu_seconds(result: Result) -> float:

@@ -19,14 +19,7 @@ def printed(table: str, row: str | None, column: str) -> Mapping[str, Cell]:
 def learning_rate() -> Target:
     """Split MNIST at the learning rate of the text and of the released script, both beside Table 1."""
     entries = tuple(
-        Entry(
-            row,
-            f"lr {lr}",
-            method,
-            "split-mnist",
-            {"lr": lr},
-            cells=printed("table1", row, "MNIST Split"),
-        )
+        Entry(row, f"lr {lr}", method, "split-mnist", {"lr": lr}, cells=printed("table1", row, "MNIST Split"))
         for lr in (0.05, 0.1)
         for row, method in (("ER", "er"), ("ER-MIR", "er-mir"))
     )
@@ -61,16 +54,11 @@ def batchnorm() -> Target:
     """What the treatment of batch-norm's statistics does to Table 2, from Table 2's own runs but for ``joint``."""
     entries = tuple(
         Entry(
-            row,
-            treatment,
-            method,
-            "split-cifar10",
+            *(row, treatment, method, "split-cifar10"),
             {"memory": 100, "batchnorm": "joint" if treatment == "joint" else "published"},
             cells=printed("table2", row, "M=100"),
             # plain replay passes no candidates, so that `clean` is `published` there: the run's own numbers
-            treatment=None
-            if treatment in ("published", "joint") or (method, treatment) == ("er", "clean")
-            else treatment,
+            treatment=treatment if treatment == "recalibrated" or (method, treatment) == ("er-mir", "clean") else None,
         )
         for treatment in ("published", "clean", "joint", "recalibrated")
         for row, method in (("ER", "er"), ("ER-MIR", "er-mir"))

@@ -117,9 +117,4 @@ def _matrix(result: Result) -> Any:
     return [[float("nan") if value is None else value for value in line] for line in result["matrices"]["test"]]
 
 
-FIGURES: Mapping[str, Draw] = {
-    "figure4": seen_so_far,
-    "figure5": by_codes,
-    "figure6": by_codes,
-    "figure7": by_codes,
-}
+FIGURES: Mapping[str, Draw] = {"figure4": seen_so_far, **dict.fromkeys(("figure5", "figure6", "figure7"), by_codes)}

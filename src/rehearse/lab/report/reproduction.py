@@ -26,14 +26,7 @@ from .tables import UNDEFINED
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
-PER_CENT = (
-    "accuracy",
-    "forgetting",
-    "learning_accuracy",
-    "anytime_accuracy",
-    "pooled_accuracy",
-    "validation_accuracy",
-)
+PER_CENT = ("accuracy", "forgetting", *(f"{kind}_accuracy" for kind in ("learning", "anytime", "pooled", "validation")))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
 NOT_RUN = ("not available", "stale", "no number")
 OURS = "ours: mean ± half the 95 % t interval over seeds"
@@ -54,7 +47,7 @@ PRECISION = (
 )
 
 
-def criteria(outcome: Outcome) -> list[str]:
+def _criteria(outcome: Outcome) -> list[str]:
     """Which criterion of `MostInterfered` its rows have."""
     rows: dict[str, list[str]] = {}
     for entry in outcome.target.available():
@@ -64,7 +57,14 @@ def criteria(outcome: Outcome) -> list[str]:
     return [f"Retrieval: {'; '.join(said)} (the library's default is mi1)."] if said else []
 
 
-def differing(outcome: Outcome) -> list[str]:
+def explained(outcome: Outcome) -> list[str]:
+    """What stands under a table: criterion, settings that differ, the reference's source, precision."""
+    parts = [*_criteria(outcome), *_differing(outcome)]
+    parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
+    return [*parts, *([PRECISION] if tells_precision(outcome) else [])]
+
+
+def _differing(outcome: Outcome) -> list[str]:
     """The settings in which rows of one column differ, a sentence for the columns that have it."""
     specs: dict[str, dict[str, Spec]] = {}
     for entry in outcome.target.available():
@@ -72,9 +72,8 @@ def differing(outcome: Outcome) -> list[str]:
     columns: dict[str, list[str]] = {}
     for column, rows in specs.items():
         columns.setdefault(settings_that_differ(rows), []).append(column)
-    if len(columns) == 1:
-        return [sentence for sentence in columns if sentence]
-    return [f"{', '.join(where)}: {sentence}" for sentence, where in columns.items() if sentence]
+    places = {sentence: f"{', '.join(where)}: " if len(columns) > 1 else "" for sentence, where in columns.items()}
+    return [f"{place}{sentence}" for sentence, place in places.items() if sentence]
 
 
 def legend(metrics: Collection[str]) -> str:
@@ -276,13 +275,11 @@ def outcome_markdown(outcome: Outcome) -> str:
         [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in _told(outcome)
     ]
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
-    parts = [f"## {target.name}", *([f"**{counted(outcome)}**"] if _compared(outcome) else [])]
+    parts = [f"## {target.name}", f"**{counted(outcome)}**"]
     parts.append(f"{target.title}. {seeds} Numbers: {units(target.metrics)}.")
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
-    parts += [*criteria(outcome), *differing(outcome)]
-    parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
-    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(marks)]
+    parts += [*explained(outcome), *condition_words(marks)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
@@ -321,11 +318,7 @@ def _short_markdown(outcome: Outcome) -> str:
     rows = [_cells(line, outcome) for line in outcome.lines if line.ours is not None]
     if not rows:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
-    parts = [counted(outcome)] if _compared(outcome) else []
-    parts.append(markdown_table(_head(outcome), rows, right=3))
-    parts += [*criteria(outcome), *differing(outcome)]
-    parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
-    parts += [PRECISION] if tells_precision(outcome) else []
+    parts = [counted(outcome), markdown_table(_head(outcome), rows, right=3), *explained(outcome)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
@@ -377,10 +370,6 @@ def _verdicts(outcomes: Sequence[Outcome]) -> Counter[Judgement]:
         if line.published is not None and line.published.number is not None
     }
     return Counter("not run" if judgement in NOT_RUN else judgement for judgement in found.values())
-
-
-def _compared(outcome: Outcome) -> bool:
-    return bool(_verdicts([outcome]))
 
 
 def counted(outcome: Outcome) -> str:

@@ -90,27 +90,8 @@ def make_stream(
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     dataset = load(known.dataset, data_dir, check_count("split_seed", split_seed, least=0))
+    sizes: dict[str, Any] = {"validation": known.validation, "n_tasks": tasks, "samples_per_task": count}
+    order: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "split_seed": split_seed}
     if known.permuted:
-        return permuted_stream(
-            name,
-            dataset,
-            validation=known.validation,
-            n_tasks=tasks,
-            samples_per_task=count,
-            batch_size=batch_size,
-            scaling=known.scaling,
-            seed=seed,
-            split_seed=split_seed,
-        )
-    return split_stream(
-        name,
-        dataset,
-        validation=known.validation,
-        n_tasks=tasks,
-        samples_per_task=count,
-        class_order=class_order,
-        batch_size=batch_size,
-        scaling=known.scaling,
-        seed=seed,
-        split_seed=split_seed,
-    )
+        return permuted_stream(name, dataset, scaling=known.scaling, **sizes, **order)
+    return split_stream(name, dataset, class_order=class_order, scaling=known.scaling, **sizes, **order)
