@@ -25,6 +25,9 @@ SEEDS = (100, 101, 102)
 RATES = (0.02, 0.05, 0.1, 0.2)
 DARK = {"lr": (0.05, 0.1, 0.2), "alpha": (0.1, 0.5, 1.0), "beta": (0.5, 1.0)}
 GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "er": {"lr": RATES},
+    "er-mir": {"lr": RATES},
+    "er-mir-head": {"lr": RATES},
     "er-ace": {"lr": RATES},
     "er-ace-mir": {"lr": RATES},
     "der": DARK,

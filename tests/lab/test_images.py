@@ -52,4 +52,7 @@ def test_the_figures_are_written(tmp_path):
     for file in files:
         with Image.open(file) as picture:
             heights.append(picture.height)
+            margin = np.asarray(picture)[:, :8]  # before the labels: the page shows through, light or dark
+            assert picture.mode == "RGBA"
+            assert not margin[..., 3].any()
     assert heights == [2 * (rows * (8 + GAP) + GAP) for rows in (4, 5, 1)]

@@ -14,11 +14,16 @@ from ..campaign import ray as cluster
 from ..campaign.events import Event, Failed, Finished
 from ..campaign.store import Store
 from ..experiment import Settings
+from ..extensions import import_files
 from ..report.progress import draw, label
 from ..spec import Spec
 from .console import errors
 
 RUNS = Path("runs")
+Import = Annotated[
+    list[Path] | None,
+    typer.Option("--import", callback=import_files, help="A file with methods, streams or networks of your own."),
+]
 Out = Annotated[Path, typer.Option(help="Where results and checkpoints go; the same command resumes from there.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")]
 Engine = Annotated[

@@ -77,7 +77,9 @@ def _table6(target: Target) -> Target:
     entries = [replace(e, cells={**e.cells, "validation_accuracy": e.cells["accuracy"]}) for e in target.entries]
     ablations = dict.fromkeys(e.row for e in entries if e.row not in ("GEN", "GEN-MIR"))
     pairs = (*target.pairs, *((row, "GEN-MIR") for row in ablations))
-    return replace(target, entries=tuple(entries), metrics=(*target.metrics, "validation_accuracy"), pairs=pairs)
+    metrics = (*target.metrics, "validation_accuracy")
+    note = f"{target.note} The verdicts that are counted are those on validation accuracies."
+    return replace(target, entries=tuple(entries), metrics=metrics, pairs=pairs, note=note)
 
 
 # -------------------------------------------------------------------------------------------------------- the figures
