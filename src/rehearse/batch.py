@@ -5,6 +5,7 @@ Inputs may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -237,5 +238,5 @@ def _from_array(values: np.ndarray[Any, Any]) -> Tensor:
 
 def _check_finite(values: Tensor, name: str) -> None:
     # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
-    if values.is_floating_point() and not bool(values.sum().isfinite()) and not bool(values.isfinite().all()):
+    if values.is_floating_point() and not math.isfinite(values.sum().item()) and not bool(values.isfinite().all()):
         raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")

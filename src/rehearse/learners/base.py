@@ -23,6 +23,7 @@ from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
+from ..serving import FrozenNetwork, Predictor, Served, check_has_probabilities, decided, probabilities
 from ..states import load_network_state, move_network, network_state
 from ..undo import all_or_nothing, restoring, run
 from .remember import batches
@@ -190,17 +191,12 @@ class Learner(ABC):
 
     def predict(self, x: Tree) -> Tensor:
         """Return the most likely class of each sample (values for regression, booleans for several labels)."""
-        logits = self.logits(x)
-        if self.progress.kind == "values":
-            return logits
-        return logits > 0 if self.progress.kind == "labels" else logits.argmax(1)
+        return decided(self.logits(x), self.progress.kind)
 
     def predict_proba(self, x: Tree) -> Tensor:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
-        if self.progress.kind == "values":
-            raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-        logits = self.logits(x)
-        return logits.sigmoid() if self.progress.kind == "labels" else logits.softmax(1)
+        check_has_probabilities(self.progress.kind)
+        return probabilities(self.logits(x), self.progress.kind)
 
     def logits(self, x: Tree) -> Tensor:
         """Return the model's outputs in eval mode. Changes nothing."""
@@ -208,6 +204,24 @@ class Learner(ABC):
         with self._looking():
             found = [self._evaluate(part) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def predictor(self) -> Predictor:
+        """Return an immutable copy of everything that prediction uses, with the same answers bit for bit.
+
+        Threads may share it without waiting for each other or for this learner, and it never changes: make a new one
+        as often as predictions should follow what is learned. It costs a copy of the model; where batch-norm
+        statistics are re-estimated from the memory also that, once, so that its predictions do not pay for it; and for
+        `GDumb` the training that a first prediction would wait for. Other calls of the learner wait meanwhile.
+
+        Raises:
+            InvalidInput: If the model cannot be copied.
+        """
+        with self._looking(), self.network.looking("evaluation"):
+            return Predictor(self._served(), self.progress.kind)
+
+    def _served(self) -> Served:
+        """Return what `_evaluate` does as a module with tensors of its own."""
+        return Served(FrozenNetwork(self.network, self._statistics()))
 
     def _evaluate(self, x: Tree) -> Tensor:
         return self._pass(x)

@@ -20,6 +20,7 @@ from ..memory import ClassBalancedMemory
 from ..memory.ids import with_ids
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
+from ..serving import FrozenNetwork, Served
 from ..undo import all_or_nothing, run
 from .base import Learner
 
@@ -150,6 +151,9 @@ class GDumb(Learner):
         network = self._predicting()
         with network.looking("evaluation"):
             return at_least_float32(network(self._ready(x), network.twin.tensors()))
+
+    def _served(self) -> Served:
+        return Served(FrozenNetwork(self._predicting(), {}))
 
     def _predicting(self) -> Network:
         """Return a network that was trained on the memory as it is."""

@@ -24,9 +24,11 @@ from ..memory.forgetting import matching
 from ..memory.ids import ID, as_ids, no_ids
 from ..network import NamedGradient, Network, finite
 from ..random import RandomState
+from ..serving import FrozenNetwork
 from ..undo import Restore, all_or_nothing, run
 from .base import Learner
 from .herding import class_means, herding
+from .nearest_means import NearestMeans, minus_distances, unit
 
 Keep = Literal["memory", "task"]
 
@@ -252,16 +254,24 @@ class ICaRL(Learner):
 
     def _evaluate(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
-        features = self._features(x)
-        if not len(self.memory):
-            return features.new_zeros(len(features), outputs(self.model))
-        labels, means = self._class_means()
-        logits = features.new_full((len(features), outputs(self.model)), -torch.inf)
-        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
-        return logits
+        return minus_distances(self._features(x), *self._class_means(), outputs(self.model))
+
+    def _served(self) -> NearestMeans:
+        head, _ = find_head(self.model)
+        body = FrozenNetwork(self.network, {}, until=head)
+        served = NearestMeans(body, *self._class_means(), outputs(self.model))
+        if len(self.memory):
+            some = self.memory.get(self.memory.slots()[:1]).x
+            if not torch.equal(served(some), self._evaluate(some)):
+                raise InvalidInput(
+                    f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer"
+                )
+        return served
 
     def _class_means(self) -> tuple[Tensor, Tensor]:
         """Return the classes that samples are stored of, and the mean of φ over the samples of each."""
+        if not len(self.memory):
+            return torch.empty(0, dtype=torch.long, device=self.device), torch.empty(0, 0, device=self.device)
         tensors = [*self.model.parameters(), *self.model.buffers()]
         now = (self.memory.seen, self.memory.changes, *(key for t in tensors for key in (id(t), t._version)))
         if self._means is None or self._means[0] != now:
@@ -275,7 +285,7 @@ class ICaRL(Learner):
         with self.network.looking("evaluation"):
             ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
             parts = [ask(self._ready(part), tensors, name)[1] for part in tree_parts(x)]
-        return F.normalize(at_least_float32(torch.cat(parts)).flatten(1), dim=1)
+        return unit(torch.cat(parts))
 
     # ------------------------------------------------------------------------------------------------------- state
 

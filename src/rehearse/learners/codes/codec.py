@@ -13,6 +13,7 @@ from torch import Tensor
 from ...checks import check_choice
 from ...errors import CheckpointError, InvalidInput
 from ...network import Network
+from ...serving import FrozenNetwork
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]
@@ -59,6 +60,12 @@ class Codec:
         """Return the same with the present autoencoder; bytes need to be calibrated again."""
         return Codec.of(self.network, self.codes, self.statistics)
 
+    def frozen(self) -> Codec:
+        """Return a copy with a network of its own, which never changes."""
+        with self.network.looking("evaluation"):
+            network = FrozenNetwork(self.network, self.tensors, batch_statistics=self.statistics == "batch")
+        return replace(self, network=network, tensors=dict(network.model.named_parameters()), statistics="running")
+
     @property
     def calibrated(self) -> bool:
         """Whether bytes have their scale; other codes need none."""
@@ -78,13 +85,13 @@ class Codec:
         if not self.calibrated:
             raise InvalidInput("codes of 8 bits need a scale first: call begin_task or observe before")
         floats = self._encoded(x)
-        if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
+        if not _all_finite(floats.square().sum()):  # nor would distances between codes be
             raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
         if self.codes == "uint8":
             levels = (floats - _by_channel(self.low, floats)) / _by_channel(self.step, floats)
             return levels.round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
         stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
-        if not bool(stored.isfinite().all()):
+        if not _all_finite(stored):
             raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
         return stored.contiguous().cpu()
 
@@ -186,6 +193,11 @@ def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
     if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
         found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
         raise InvalidInput(f"autoencoder.decode returns {found} for inputs of shape {tuple(x.shape)}")
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Return whether all values are finite; a program that is being exported cannot know."""
+    return torch.compiler.is_compiling() or bool(values.isfinite().all())
 
 
 def _by_channel(values: Tensor, codes: Tensor) -> Tensor:

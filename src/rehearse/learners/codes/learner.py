@@ -21,10 +21,12 @@ from ...losses import as_loss, at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
+from ...serving import FrozenNetwork
 from ...undo import Restore, all_or_nothing, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Form, Refresh, Schedule, renewed
+from .rebuilt import Rebuilt
 from .search import CodeSearch, check_search
 
 
@@ -319,6 +321,10 @@ class CodeReplay(Learner):
             inputs = self.codec.rebuild(inputs)
         with self.network.looking("evaluation"):
             return at_least_float32(self.network(inputs, self.network.twin.tensors()))
+
+    def _served(self) -> Rebuilt:
+        codec = self.codec.frozen() if self.autoencode_test else None
+        return Rebuilt(FrozenNetwork(self.network, {}), codec)
 
     def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
         x = self._inputs(batch.x)
