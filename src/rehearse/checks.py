@@ -28,10 +28,18 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     whose = "" if name == "model" else f" of the {name}"
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the {name} must be an nn.Module, this is {type(model).__name__}")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InvalidType(f"the {name} is wrapped in {type(model).__name__}; pass the model inside: {name}.module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InvalidType(f"the {name} is compiled to TorchScript, which cannot be copied; pass the plain module")
+    for part, module in model.named_modules():
+        what = f"part {part!r} of the {name}" if part else f"the {name}"
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise InvalidType(
+                f"{what} is wrapped in {type(module).__name__}, whose copies a learner would train apart; pass the "
+                f"module inside: {name if not part else f'{name}.{part}'}.module"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidType(
+                f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module, and export what "
+                "was learned with learner.predictor().module()"
+            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):

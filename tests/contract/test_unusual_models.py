@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
+from rehearse import Batch, Finetune, GenerativeReplay, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.network import NamedGradient
 from sameness import assert_same, frozen
@@ -302,9 +304,25 @@ def test_a_layer_that_is_used_twice_has_the_look_ahead_of_both_uses() -> None:
     torch.testing.assert_close(after, F.cross_entropy(literal(x), y, reduction="none").detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.usefixtures("process_group")
 def test_wrapped_and_scripted_models_are_refused() -> None:
-    model = nn.Linear(40, 4)
-    for wrapped in (nn.DataParallel(model), torch.jit.script(model)):
-        with pytest.raises(InvalidType, match="pass the"):
-            Finetune(wrapped, sgd(model))
+    """Copies of a distributed model would be trained apart, without a word; scripted ones fail in the middle."""
+    x, plain = samples()[0], nn.Linear(40, 4)
+    wrapped = [nn.DataParallel(plain), nn.parallel.DistributedDataParallel(plain)]
+    scripted = [torch.jit.script(plain), torch.jit.trace(plain, x)]
+    for models, advice in ((wrapped, "model.module"), (scripted, "plain module")):
+        for model in models:
+            with pytest.raises(InvalidType, match=advice):
+                Finetune(model, sgd(plain))
+            with pytest.raises(InvalidType, match=r"part '1' of the model"):
+                Finetune(nn.Sequential(nn.Identity(), model), sgd(plain))
+            with pytest.raises(InvalidType, match="generator"):
+                GenerativeReplay(plain, sgd(plain), model, sgd(plain))

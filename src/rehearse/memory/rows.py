@@ -128,6 +128,8 @@ class Rows:
         return restore
 
     def _note(self, slots: Tensor, changes: Changes | None) -> None:
+        if self.file is not None:
+            self.file.check_process()
         if changes is not None:
             for held in self.leaves():
                 changes.note(held, slots)

@@ -133,7 +133,8 @@ class MappedFile:
                 )
             mapped = mmap.mmap(descriptor, size)
             mapped.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
-            self._map, self._descriptor, self._close = mapped, descriptor, weakref.finalize(self, release, descriptor)
+            self._map, self._descriptor, self._process = mapped, descriptor, os.getpid()
+            self._close = weakref.finalize(self, release, descriptor, self._process)
         except BaseException:
             if self._close is None:
                 os.close(descriptor)
@@ -143,6 +144,14 @@ class MappedFile:
         rows = np.frombuffer(mapped, dtype=np.uint8, offset=header.size, count=self.capacity * layout.row_bytes)
         self._rows = rows.reshape(self.capacity, layout.row_bytes)
         self._raw = torch.from_numpy(self._rows)
+
+    def check_process(self) -> None:
+        """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
+        if self.is_open and self._process != os.getpid():
+            raise InvalidInput(
+                f"{self.path} is in use by process {self._process}, of which this one is a copy: let the child use a "
+                "predictor (learner.predictor()), or a learner with a file of its own"
+            )
 
     # ------------------------------------------------------------------------------------------------ overwriting
 
@@ -157,6 +166,7 @@ class MappedFile:
 
     def passed(self, rows: int) -> None:
         """Count the rows that were touched, and release pages now and then, so that the process stays small."""
+        self.check_process()
         self._resident += rows * (self._layout.row_bytes + AROUND)
         if self._resident > RESIDENT:
             self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was written stays written
@@ -170,6 +180,7 @@ class MappedFile:
 
     def erase_past(self, doomed: Callable[[Tree, dict[str, Tensor]], Tensor]) -> None:
         """Overwrite samples that are in the journals, if ``doomed`` returns true for them."""
+        self.check_process()
         for journal in self._journals():
             for records in journal.chunks(self.capacity):
                 held = np.flatnonzero(kinds_of(records) == ROW)
@@ -180,6 +191,7 @@ class MappedFile:
 
     def sync(self) -> None:
         """Write everything to the disk."""
+        self.check_process()
         if self.is_open:
             self._map.flush()
             os.fsync(self._descriptor)
@@ -201,6 +213,7 @@ class MappedFile:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return a generation to come back to, and what there is to be found then."""
+        self.check_process()
         if self._moved or not self._generation:
             self.sync()
             self._last += 1
@@ -214,6 +227,7 @@ class MappedFile:
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this checkpoint is safe: no older one will be loaded."""
+        self.check_process()
         self._confirmed = max(self._confirmed, int(state["generation"]))
         self._write_counter()
         for journal in self._journals():
@@ -228,6 +242,7 @@ class MappedFile:
 
         Everything is checked before anything is changed.
         """
+        self.check_process()
         opened_here = not self.is_open
         if opened_here:
             if not self.path.exists():

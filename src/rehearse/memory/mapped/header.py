@@ -81,7 +81,8 @@ def lock(descriptor: int, path: Path) -> None:
         ) from problem
 
 
-def release(descriptor: int) -> None:
-    """Unlock and close the file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor and may live a little longer
+def release(descriptor: int, process: int) -> None:
+    """Close the file, and unlock it in the process that locked it: a forked child shares the lock."""
+    if process == os.getpid():
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor and may live a little longer
     os.close(descriptor)
