@@ -6,7 +6,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from ..batchnorm import BatchNormPolicy, Clean
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..heads import grow
+from ..heads import Growth, growth
 from ..losses import Loss, at_least_float32, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
@@ -25,7 +25,7 @@ from ..network import Network, VirtualStep
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, check_has_probabilities, decided, probabilities
 from ..states import load_network_state, move_network, network_state
-from ..undo import all_or_nothing, restoring, run
+from ..undo import Operations, all_or_nothing, restoring, run
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
@@ -131,8 +131,15 @@ class Learner(ABC):
         """
         if self.progress.kind in ("labels", "values"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
-        with self.lock, self.network.random:
-            return grow(self.model, self.optimizer, classes)
+        with self.lock, all_or_nothing(self.network) as commit:
+            with self.network.random:
+                grown = growth(self.model, self.optimizer, classes)
+            commit(chain(grown.operations, self._grow_with(grown)))
+        return grown.added
+
+    def _grow_with(self, grown: Growth) -> Operations:
+        """Return what else has to be done when the head grows."""
+        return ()
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Store samples that the model already knows, without training on them.
@@ -151,7 +158,7 @@ class Learner(ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to fill")
         count = 0
         for batch in batches(data, limit):
-            with self.lock:
+            with self._looking():
                 self._store_known(batch)
             count += len(batch)
         return count

@@ -14,14 +14,14 @@ from ..batch import Batch, Step, Tree, checked_batch
 from ..checks import check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, InvalidType, NotFinite
-from ..heads import find_head
+from ..heads import Growth
 from ..losses import as_loss, at_least_float32, columns_to_store
 from ..memory import ClassBalancedMemory
 from ..memory.ids import with_ids
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
 from ..serving import FrozenNetwork, Served
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, run
 from .base import Learner
 
 
@@ -169,16 +169,11 @@ class GDumb(Learner):
 
     # ------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; new outputs have their first weights in every later training."""
-        with self.lock:
-            added = super().grow(classes)
-            name, head = find_head(self.model)
-            for key, parameter in head.named_parameters(prefix=name, recurse=False):
-                first = self._initial[key]
-                self._initial[key] = torch.cat([first, parameter.detach()[len(first) :].to(first)])
-            self._private = None
-            return added
+    def _grow_with(self, grown: Growth) -> Operations:
+        """New outputs have their first weights in every later training."""
+        first = {name: self._initial[name] for name in grown.values}
+        initial = {name: torch.cat([held, grown.values[name][len(held) :].to(held)]) for name, held in first.items()}
+        return map(setattr, [self, self], ["_initial", "_private"], [self._initial | initial, None])
 
     def _own_state(self) -> dict[str, Any]:
         return {

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,11 +22,11 @@ from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
 from ..memory.forgetting import matching
-from ..memory.ids import ID, as_ids, no_ids
+from ..memory.ids import ID, named_ids, no_ids
 from ..network import NamedGradient, Network, finite
 from ..random import RandomState
 from ..serving import FrozenNetwork
-from ..undo import Restore, all_or_nothing, run
+from ..undo import Restore, all_or_nothing, restoring, run
 from .base import Learner
 from .herding import class_means, herding
 from .nearest_means import NearestMeans, minus_distances, unit
@@ -151,11 +152,8 @@ class ICaRL(Learner):
         """
         if self.tasks.labels:
             raise InvalidInput("a task is running; end it before storing other data: learner.end_task()")
-        with self._looking():
-            try:
-                return super().remember(data, limit)
-            finally:
-                self.end_task()
+        with self._looking(), restoring(self.end_task):  # once begun it ends, even if it is interrupted
+            return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:
         labels = self._labels_of(known)
@@ -233,18 +231,21 @@ class ICaRL(Learner):
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove samples for good, also those of the running task that are kept beside the memory."""
         with self.lock:
-            if not self.tasks.kept:
+            if not self.tasks.kept or (slots is None and (ids is None) == (predicate is None)):
                 return super().forget(ids=ids, slots=slots, predicate=predicate)
             if slots is not None:
                 raise InvalidInput("the running task is kept beside the memory too: use ids or a predicate")
-            kept, running = _together(self.tasks.kept), len(self.memory.running())
-            doomed = torch.zeros(len(kept), dtype=torch.bool)
-            if predicate is not None or (ids is not None and ID in kept.columns):
-                doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
-            removed = super().forget(ids=ids, predicate=predicate)
-            self.tasks = replace(self.tasks, kept=(kept.take((~doomed).nonzero().flatten()),))
-            twice = running - len(self.memory.running())  # the memory's samples of the running task are copies
-            return removed - twice + int(doomed.sum())
+            names, kept = None if ids is None else named_ids(ids), _together(self.tasks.kept)
+            running, stored = self.memory.running(), self.memory.slots()
+            named = names is None or ID in kept.columns
+            doomed = matching(kept, names, predicate) if named else torch.zeros(len(kept), dtype=torch.bool)
+            removed = stored[matching(self.memory.get(stored), names, predicate)].numpy()
+            left = replace(self.tasks, kept=(kept.take((~doomed).nonzero().flatten()),))
+            with all_or_nothing(self.memory) as commit:
+                self.memory.discard(removed)
+                commit(map(setattr, [self], ["tasks"], [left]))
+            twice = np.isin(removed, running).sum()  # the memory's samples of the running task are copies
+            return len(removed) - int(twice) + int(doomed.sum())
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""

@@ -266,9 +266,8 @@ class CodeReplay(Learner):
         return task if self.exclude_current_task else None
 
     def _take_snapshot(self) -> None:
-        if self.search is not None:
-            self.previous = self.network.frozen()
-        self._batches_since_snapshot = 0
+        previous = None if self.search is None else self.network.frozen()
+        vars(self).update(previous=previous, _batches_since_snapshot=0)  # in one call: an interrupt is before or after
 
     # --------------------------------------------------------------------------------------------- the autoencoder
 

@@ -15,6 +15,7 @@ from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_part
 from ...checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
+from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
 from ...losses import as_loss
 from ...network import NamedGradient, Network
@@ -369,13 +370,10 @@ class GenerativeReplay(Learner):
 
     # --------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; a stale gradient of the head before does not fit any more."""
-        with self.lock:
-            added = super().grow(classes)
-            if added:
-                self.past = self.past._replace(gradients=(None, self.past.gradients[1]))
-            return added
+    def _grow_with(self, grown: Growth) -> Operations:
+        """A stale gradient of the head before does not fit any more."""
+        past = self.past._replace(gradients=(None, self.past.gradients[1])) if grown.added else self.past
+        return map(setattr, [self], ["past"], [past])
 
     def to(self, device: torch.device | str) -> GenerativeReplay:
         """See `Learner.to`; the previous networks move too."""
