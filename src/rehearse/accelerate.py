@@ -16,14 +16,13 @@ def offers(table: str, model: nn.Module) -> list[Callable[..., Any]]:
         table: ``ENGINES`` or ``DESCENTS`` of `fast`.
         model: Its type decides.
     """
-    found = _fast()
-    return [] if found is None else [offer for kind, offer in getattr(found, table).items() if isinstance(model, kind)]
+    return [offer for kind, offer in getattr(_fast(), table, {}).items() if isinstance(model, kind)]
 
 
 def kernels() -> Callable[[nn.Module], None] | None:
     """Return what lets a private copy of a model use compiled kernels, if they are installed for this processor."""
     found = _fast()
-    return found.kernels if found is not None and found.kernels_available() else None
+    return None if found is None else found.kernels()
 
 
 def _fast() -> Any:

@@ -19,6 +19,9 @@ from .errors import InvalidInput, InvalidType
 Kind = Literal["classes", "labels", "values"]
 PART_SAMPLES: Final = 1000  # passed at once in prediction, where samples are small
 PART_NUMBERS: Final = 800_000  # in them: the activations of more leave the caches, at 1.4 times the cost
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+DTYPES: Final = INTEGERS | {torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Of inputs and targets. Torch has others that it can store, but not compare or index."""
 Tree: TypeAlias = Any  # Tensor | tuple[Tree, ...] | dict[str, Tree]; mypy has no recursive alias for it
 
 
@@ -145,23 +148,20 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
         InvalidInput: If there are no samples, or entries that are not finite, or the numbers of samples differ.
         InvalidType: If something cannot be made into a tensor.
     """
-    x, y = _checked_inputs(x, "x"), as_tensor(y, "y")
-    if y.ndim == 0:
-        raise InvalidInput("y is a single value; it must have one entry per sample")
+    x, y = _checked_inputs(x, "x"), _checked_leaf(y, "y")
     samples = len(y)
     if samples == 0:
         raise InvalidInput("the batch is empty")
     for leaf in tree_leaves(x):
         if len(leaf) != samples:
             raise InvalidInput(f"x has {len(leaf)} samples, y has {samples}")
-    _check_finite(y, "y")
     return Batch(x, y, checked_task(task, samples))
 
 
 def checked_inputs(x: Tree) -> Tree:
     """Return inputs alone, for prediction; there may be no samples here."""
     x = _checked_inputs(x, "x")
-    lengths = {len(leaf) for leaf in tree_leaves(x)}
+    lengths = {leaf.shape[0] for leaf in tree_leaves(x)}
     if len(lengths) != 1:
         raise InvalidInput(f"the parts of x have different numbers of samples: {sorted(lengths)}")
     return x
@@ -195,48 +195,47 @@ def task_column(task: Tensor | int | None, samples: int) -> Tensor:
 def _checked_inputs(x: Tree, name: str) -> Tree:
     if isinstance(x, list) and any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x):
         x = tuple(x)
-    if isinstance(x, tuple | list | Mapping) and not x:
+    if not isinstance(x, (tuple, list, Mapping)):
+        return _checked_leaf(x, name)
+    if not x:
         raise InvalidInput(f"{name} is empty")
     if isinstance(x, tuple):
         return tuple(_checked_inputs(part, f"{name}[{i}]") for i, part in enumerate(x))
-    if isinstance(x, Mapping):
-        for key in x:
-            if not isinstance(key, str):
-                raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
-        return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
-    leaf = as_tensor(x, name)
+    if isinstance(x, list):
+        return _checked_leaf(x, name)
+    for key in x:
+        if not isinstance(key, str):
+            raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
+    return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
+
+
+def _checked_leaf(values: Any, name: str) -> Tensor:
+    leaf = as_tensor(values, name)
     if leaf.ndim == 0:
         raise InvalidInput(f"{name} is a single value; it must have one entry per sample")
-    _check_finite(leaf, name)
+    # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
+    if leaf.is_floating_point() and not math.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all()):
+        raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")
     return leaf
 
 
 def as_tensor(values: Any, name: str) -> Tensor:
     """Return the user's numbers as a tensor, which shares memory with them where torch can."""
     try:
-        array = None if isinstance(values, Tensor) else np.asarray(values)
-        if array is not None and array.dtype.kind in "USO":
-            raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
-        tensor = values.detach() if array is None else _from_array(array)
+        tensor = values.detach() if isinstance(values, Tensor) else _from_array(np.asarray(values), name)
+    except InvalidType:
+        raise
     except (TypeError, ValueError, RuntimeError) as problem:
-        if isinstance(problem, InvalidType):
-            raise
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
-    eight_bit = tensor.is_floating_point() and tensor.element_size() == 1  # torch can store these, not compare them
-    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
-        raise InvalidType(f"{name} is {tensor.dtype}, which torch cannot index; convert it to int64 first")
-    if tensor.is_complex() or tensor.is_quantized or eight_bit or tensor.layout != torch.strided:
-        raise InvalidType(f"{name} is {tensor.dtype} with layout {tensor.layout}; use dense real numbers")
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
+        what = f"{tensor.dtype} with layout {tensor.layout}"
+        raise InvalidType(f"{name} is {what}; use dense real numbers of a common type, such as float32 or int64")
     return tensor
 
 
-def _from_array(values: np.ndarray[Any, Any]) -> Tensor:
+def _from_array(values: np.ndarray[Any, Any], name: str) -> Tensor:
+    if values.dtype.kind in "USO":
+        raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
     # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
     plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
     return torch.from_numpy(values if plain else values.copy())
-
-
-def _check_finite(values: Tensor, name: str) -> None:
-    # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
-    if values.is_floating_point() and not math.isfinite(values.sum().item()) and not bool(values.isfinite().all()):
-        raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")

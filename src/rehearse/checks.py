@@ -65,11 +65,11 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
         )
 
 
-def one_tensor(rows: Any, name: str) -> Tensor:
-    """Prepared inputs, if the second network can take them."""
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+def one_tensor(x: Any, name: str) -> Tensor:
+    """Return prepared inputs, if the network of this name can take them."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
         raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
-    return rows
+    return x
 
 
 def is_number(value: Any) -> bool:

@@ -79,7 +79,7 @@ def descend(
     """Take ``updates`` steps down ∇objective on the same samples, the last of them when it is committed.
 
     Args:
-        network: In `Network.training`, inside `all_or_nothing`.
+        network: In `Network.training` for so many steps, inside `all_or_nothing`.
         x: Prepared inputs.
         objective: Turns what the model returns into the loss to descend and any others to report.
         updates: The number of steps.
@@ -92,8 +92,6 @@ def descend(
     found: list[Descent | None] = [offer(network, x) for offer in offered]
     descent: Descent = next(filter(None, found), PlainDescent(network, x, method))
     operations: Operations = ()
-    if updates > 1:
-        network.save_parameters()
     for _ in range(updates):
         run(operations)
         losses = objective(descent.forward())

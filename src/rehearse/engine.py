@@ -15,24 +15,17 @@ from .batchnorm import BatchNormPolicy
 from .errors import InvalidInput
 from .heads import find_head
 from .losses import Loss
-from .network import NamedGradient, Network, VirtualStep, finite
+from .network import NamedGradient, Network, Tensors, VirtualStep, finite
 from .undo import Operations
 
 Layers = Literal["all", "head"]
 
 
-class Gradient(Protocol):
-    """A gradient that only the engine that made it can read."""
-
-    def plus(self, other: Any, weight: float = 1.0) -> Any:
-        """Return self + weight × other."""
-
-    def norm(self) -> float:
-        """Return the Euclidean norm, or an upper bound of it."""
-
-
 class Passed(NamedTuple):
-    """A training pass: the mean loss, its gradient, the logits; for two batches in one pass also the second loss."""
+    """A training pass: the mean loss, its gradient, the logits; for two batches in one pass also the second loss.
+
+    Only the engine that made a gradient can read it; ``gradient.plus(other, weight)`` is gradient + weight × other.
+    """
 
     loss: float
     gradient: Any
@@ -83,23 +76,17 @@ class Plain:
         """Return the engine to use for inputs like these and the model as it is now."""
         return next(filter(None, [offer(self, x) for offer in self._offers]), self)
 
-    def gradient(self, batch: Batch, *, replayed: bool) -> Passed:
-        """See `Engine.gradient`."""
+    def gradient(self, batch: Batch, *, replayed: bool, tensors: Tensors | None = None) -> Passed:
+        """See `Engine.gradient`; with the twin and these tensors, if there are any."""
         batch = batch.to(self.network.device)
-        logits = self.network(self.prepare(batch.x))
+        logits = self.network(self.prepare(batch.x), tensors)
         loss = self.loss(logits, batch, replayed).mean()
         return Passed(finite(loss), self.network.gradient(loss), logits.detach())
 
     def virtual_gradient(self, batch: Batch) -> Passed:
         """Do the same as `gradient` for a batch of the stream, and leave the model's buffers as they are."""
-        batch, seen = batch.to(self.network.device), list[Tensor]()
-
-        def mean_loss(logits: Tensor) -> Tensor:
-            seen.extend([logits.detach(), self.loss(logits, batch, False).mean()])
-            return seen[1]
-
-        gradient = self.network.virtual_gradient(self.prepare(batch.x), mean_loss)
-        return Passed(finite(seen[1]), gradient, seen[0])
+        with self.network.looking("training"):
+            return self.gradient(batch, replayed=False, tensors=self.network.twin.tensors())
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""

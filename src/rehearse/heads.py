@@ -20,11 +20,9 @@ STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """Return the name of the linear layer that computes the logits, and the layer: ``model.head``, or else the last."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if "head" in layers:
-        return "head", layers["head"]
     if not layers:
         raise InvalidInput(f"{type(model).__name__} has no linear layer; a head is needed here")
-    name = next(reversed(layers))
+    name = "head" if "head" in layers else next(reversed(layers))
     return name, layers[name]
 
 

@@ -42,10 +42,8 @@ class NamedGradient(dict[str, Tensor]):
 
     def plus(self, other: NamedGradient, weight: float = 1.0) -> NamedGradient:
         """Return self + weight × other."""
-        both = [name for name in self if name in other]
-        sums = torch._foreach_add([self[n] for n in both], [other[n] for n in both], alpha=weight) if both else []
-        scaled = {name: weight * value for name, value in other.items() if name not in self}
-        return NamedGradient({**self, **scaled, **dict(zip(both, sums, strict=True))})
+        sums = {n: torch.add(self[n], g, alpha=weight) if n in self else weight * g for n, g in other.items()}
+        return NamedGradient({**self, **sums})
 
     def norm(self) -> float:
         """Return the Euclidean norm."""
@@ -94,7 +92,6 @@ class Network:
         self.twin, trains = Twin(model, install), install is not None and self.precision.training == torch.bfloat16
         self._trained = Twin(model, install, shared=True) if trains else None  # compiled kernels train this copy
         self._saved: list[Restore] = []
-        self._mode: Mode | None = None  # inside `looking`
         self.least_outputs = outputs(model)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,11 +101,9 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        for module in self.model.modules():  # not `parameters()`, which takes ten times as long
-            for parameter in module._parameters.values():
-                if parameter is not None:
-                    return parameter.device
-        return torch.device("cpu")
+        held = (group["params"] for group in self.optimizer.param_groups)  # the model's take far longer to find
+        device: torch.device = next(parameter.device for parameters in held for parameter in parameters)
+        return device
 
     # ------------------------------------------------------------------------------------------------------ passes
 
@@ -170,11 +165,14 @@ class Network:
             raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self, steps: int = 1) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
 
-        After an exception nothing is done here: `snapshot` restores all of it.
+        Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
+        exception nothing is done here: `snapshot` restores all of it.
         """
+        if steps > 1:
+            self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
         if modes:
             self.model.train()
@@ -191,20 +189,15 @@ class Network:
     def looking(self, mode: Mode) -> Iterator[None]:
         """Set the twin to a mode (see `Twin.set_mode`), for calls with ``tensors``."""
         self.twin.follow()
-        live = self.twin.module is self.model  # a model that cannot be copied
-        modes = [(module, module.training) for module in self.model.modules()] if live else []
-        grad, outer, self._mode = torch.is_grad_enabled(), self._mode, mode
+        held = [vars(module) for module in self.twin.modules]
+        grad, modes = torch.is_grad_enabled(), [own["training"] for own in held]
         try:
             self.twin.set_mode(mode)
             torch.set_grad_enabled(mode == "training")
             yield
-        finally:
+        finally:  # the twin may be the model itself, or be used by an outer block
             torch.set_grad_enabled(grad)
-            self._mode = outer
-            if outer is not None and not live:
-                self.twin.set_mode(outer)
-            for module, training in modes:
-                module.training = training
+            run(map(dict.__setitem__, held, repeat("training"), modes))
 
     @property
     def has_batchnorm(self) -> bool:
@@ -360,8 +353,7 @@ class Network:
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     """Turn bytes into floats in [0, 1], and floats and booleans into ``dtype``; other integers (token ids) stay."""
     x = tree_map(lambda leaf: leaf.to(dtype).div_(255) if leaf.dtype == torch.uint8 else leaf, x)
-    real = {torch.bool, torch.float16, torch.bfloat16, torch.float32, torch.float64} - {dtype}
-    return tree_map(lambda leaf: leaf.to(dtype) if leaf.dtype in real else leaf, x)
+    return tree_map(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() or leaf.dtype == torch.bool else leaf, x)
 
 
 def finite(loss: Tensor) -> float:

@@ -13,18 +13,15 @@ PRECISIONS: Final = ("auto", "float32", "bfloat16", "bfloat16-scoring")
 
 
 class Precision(NamedTuple):
-    """The dtype of training and prediction, the dtype of scoring, and whether images are stored channels-last."""
+    """The dtype of training and prediction, the dtype of scoring, whether images are stored channels-last, a name.
+
+    The name is the ``precision`` argument that leads here.
+    """
 
     training: torch.dtype
     scoring: torch.dtype
     channels_last: bool
-
-    @property
-    def name(self) -> str:
-        """The ``precision`` argument that leads here."""
-        if self.training == torch.bfloat16:
-            return "bfloat16"
-        return "bfloat16-scoring" if self.scoring == torch.bfloat16 else "float32"
+    name: str
 
 
 def resolve_precision(precision: str, model: nn.Module, device: torch.device) -> Precision:
@@ -49,6 +46,7 @@ def resolve_precision(precision: str, model: nn.Module, device: torch.device) ->
         training=torch.bfloat16 if precision == "bfloat16" else torch.float32,
         scoring=torch.float32 if precision == "float32" else torch.bfloat16,
         channels_last=convolutional and bool(getattr(model, "channels_last", False)),
+        name=precision,
     )
 
 

@@ -6,7 +6,7 @@ import torch
 
 from rehearse.errors import InvalidInput
 from rehearse.lab.report.images import GAP, grid, reconstructions_figure, retrieved_figure
-from rehearse.learners.generative.imagined import Retrieved
+from rehearse.learners.generative.retrieval import Retrieved
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -4,7 +4,6 @@ from torch import nn
 
 from .dense import dense
 from .kernels import kernels as kernels
-from .kernels import kernels_available as kernels_available
 from .repeated_batch import LinearFirst, repeated_batch
 
 ENGINES = {nn.Sequential: dense}

@@ -176,17 +176,19 @@ def _chain(model: nn.Module, flat: bool) -> list[nn.Linear]:
         model: Linear layers with ReLUs between them, in `nn.Sequential` containers.
         flat: Whether the inputs have two dimensions; if not, the model must begin with `nn.Flatten`.
     """
-    parts = []
-    for module in model.modules():
-        held = vars(module)
-        if any(held[hook] for hook in HOOKS) or "forward" in held:
-            return []
-        if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
-            parts.append(module)
-    flattens = bool(parts) and type(parts[0]) is nn.Flatten and (parts[0].start_dim, parts[0].end_dim) == (1, -1)
-    linears, relus = parts[flattens::2], parts[flattens + 1 :: 2]
-    kinds = all(type(module) is nn.Linear for module in linears) and all(type(module) is nn.ReLU for module in relus)
-    if not kinds or not (flat or flattens) or len(linears) != len(relus) + 1 or any(GLOBAL_HOOKS):
+    if watched(model):
         return []
-    whole = [own for own in linears if isinstance(own, nn.Linear) and own._parameters.get("bias") is not None]
-    return whole if len(whole) == len(linears) else []
+    container = nn.Sequential.forward
+    parts = [module for module in model.modules() if type(module).forward is not container]
+    if parts and type(parts[0]) is nn.Flatten and (parts[0].start_dim, parts[0].end_dim) == (1, -1):
+        flat, parts = True, parts[1:]
+    linears = [own for own in parts[::2] if type(own) is nn.Linear and own._parameters.get("bias") is not None]
+    relus = [module for module in parts[1::2] if type(module) is nn.ReLU]
+    chain = len(linears) == len(relus) + 1 and len(linears) + len(relus) == len(parts)
+    return linears if chain and flat else []
+
+
+def watched(model: nn.Module) -> bool:
+    """Return whether hooks or a replaced ``forward`` see, or change, what a module of the model computes."""
+    held = [vars(module) for module in model.modules()]
+    return any(GLOBAL_HOOKS) or any("forward" in own or any(own[hook] for hook in HOOKS) for own in held)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 try:
@@ -10,15 +12,11 @@ except ImportError:
     rehearse_kernels = None
 
 
-def kernels(module: nn.Module) -> None:
-    """Let a private copy of a model use the kernels, where they apply; see ``rehearse_kernels.install``.
-
-    A model whose class says ``kernels_in_float32 = True`` uses them for passes in float32 too.
-    """
-    if rehearse_kernels is not None:
-        rehearse_kernels.install(module, full=bool(getattr(module, "kernels_in_float32", False)))
+def kernels() -> Callable[[nn.Module], None] | None:
+    """Return what lets a private copy of a model use the kernels, if they are installed for this processor."""
+    return _install if rehearse_kernels is not None and rehearse_kernels.available() else None
 
 
-def kernels_available() -> bool:
-    """Return whether the kernels are installed and made for this processor."""
-    return rehearse_kernels is not None and bool(rehearse_kernels.available())
+def _install(module: nn.Module) -> None:
+    """Use the kernels where they apply; if the class says ``kernels_in_float32 = True``, for float32 too."""
+    rehearse_kernels.install(module, full=bool(getattr(module, "kernels_in_float32", False)))

@@ -22,7 +22,7 @@ from ..batch import Tree
 from ..errors import InvalidInput, NotFinite
 from ..network import NamedGradient, Network, is_plain_sgd, rate
 from ..undo import Operations
-from .dense import GLOBAL_HOOKS, HOOKS
+from .dense import watched
 
 
 class Affine(Protocol):
@@ -98,12 +98,11 @@ def repeated_batch(network: Network, x: Tree) -> RepeatedBatch | None:
         return None
     if not _splits(type(model)) or not is_plain_sgd(network.optimizer) or torch.is_autocast_enabled(x.device.type):
         return None
-    hooked = any(vars(module)[hook] for module in model.modules() for hook in HOOKS) or any(GLOBAL_HOOKS)
     weight, x = model.first.weight, x.flatten(1)
     trained = any(parameter is weight for parameter, _ in network.trainable().values())
     fits = x.shape[1] == weight.shape[1] and x.dtype == weight.dtype and len(x) < weight.shape[1]
     subclass = isinstance(model.first, nn.Linear) and type(model.first) is not nn.Linear
-    if hooked or subclass or weight._backward_hooks or not isinstance(model.first.bias, Tensor):
+    if watched(model) or subclass or weight._backward_hooks or not isinstance(model.first.bias, Tensor):
         return None
     return RepeatedBatch(network, model, x) if trained and fits else None
 

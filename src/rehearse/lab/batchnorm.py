@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batchnorm import BatchNormPolicy, Forward
-from ..memory import Memory
+from ..batchnorm import BatchNormPolicy
 from ..undo import Restore
 
 Statistics = dict[str, Tensor]
@@ -54,10 +53,6 @@ class Published(BatchNormPolicy):
                 remaining = (1 - (module.momentum or 0.0)) ** passes
                 found[key] = now[key] + remaining * (clean[key] - moved[key])
         return found
-
-    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
-        """Return no replacement: prediction uses the model's own."""
-        return {}
 
     def snapshot(self) -> Restore:
         """Return a function that restores what was noted."""

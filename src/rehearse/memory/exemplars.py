@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,11 +69,15 @@ class ExemplarMemory(Memory):
             self.note(RANK, slots, torch.arange(len(slots)))
         self.seen, self._arrived = seen, 0  # they were seen before
 
+    def _check_policy(self, batch: Batch) -> None:
+        self.share(batch)
+
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)
         slots = self._index.occupied()
         ranks = self._ranks(slots)
-        again = _isin(self._groups(slots), _groups_of(batch))  # a task that goes on after its end: it runs again
+        # A task that goes on after its end runs again.
+        again = (self._groups(slots)[:, None] == _groups_of(batch)[None]).all(2).any(1)
         self.note(RANK, torch.from_numpy(slots[again]), RUNNING)
         self._remove(slots[~again & (ranks >= share)])
         free = np.flatnonzero(self._index.task == EMPTY)[: len(batch)]
@@ -96,17 +99,6 @@ class ExemplarMemory(Memory):
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self._index.task[slots], self._rows.columns[TARGET].numpy()[slots].astype(np.int64)], axis=1)
 
-    def _policy_state(self) -> dict[str, Any]:
-        return {"arrived": self._arrived}
-
-    def _load_policy_state(self, state: dict[str, Any]) -> None:
-        self._arrived = int(state["arrived"])
-
 
 def _groups_of(batch: Batch) -> Groups:
     return np.stack([task_column(batch.task, len(batch)).numpy(), batch.y.long().cpu().numpy()], axis=1)
-
-
-def _isin(groups: Groups, others: Groups) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (groups[:, None] == others[None]).all(2).any(1)
-    return found

@@ -38,6 +38,9 @@ class TaskRingMemory(Memory):
             raise InvalidInput(f"{self.capacity} samples are too few for {tasks} tasks; enlarge the memory")
         return self.capacity // tasks
 
+    def _check_policy(self, batch: Batch) -> None:
+        self.share(batch)
+
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)
         tasks = task_column(batch.task, len(batch)).numpy()

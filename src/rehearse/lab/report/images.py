@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput, MissingExtra
-from ...learners.generative.imagined import Retrieved
+from ...learners.generative.retrieval import Retrieved
 
 GAP: Final = 2  # pixels between pictures, before scaling
 SCALE: Final = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,15 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...batch import Batch
 from ...checks import check_choice, check_positive
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
+from ...memory.rows import check_leaf
 from ...network import Network, finite
 from ...random import RandomState, borrowed, numpy_generator
 from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
-from .codec import Codec, check_codes, check_rebuilt
+from .codec import Codec, check_rebuilt, encoded
 
 Refresh = Literal["epoch", "task"]
 BLOCK: Final = 500  # codes updated at once
@@ -49,24 +50,6 @@ class Schedule:
         return an_epoch, an_epoch * self.epochs
 
 
-class Form(NamedTuple):
-    """Dtype and shape of an input, which its code does not show."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, x: Tensor) -> Form:
-        """Return the form of these inputs."""
-        return cls(str(x.dtype), tuple(x.shape[1:]))
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one input."""
-        size: int = getattr(torch, self.dtype.removeprefix("torch.")).itemsize
-        return size * math.prod(self.shape)
-
-
 @dataclass(frozen=True)
 class Coding:
     """What is known of the codes; replaced as a whole, so that an undo needs no copy."""
@@ -79,8 +62,12 @@ class Coding:
     prepared_task: int | None = None
     """The task whose data the autoencoder has been trained on."""
     unprepared_batches: int = 0
-    input: Form | None = None
-    """Of incoming samples."""
+    input: Tensor | None = None
+    """Dtype and shape of one input, which its code does not show; no numbers."""
+
+    def after(self, x: Tensor, **known: Any) -> Coding:
+        """Return what is known after inputs of this form, and whatever else has changed."""
+        return replace(self, input=torch.empty_like(x[:1], device="meta"), **known)
 
 
 class Update(NamedTuple):
@@ -141,6 +128,8 @@ class CodedMemory:
             ready: Turns inputs into the autoencoder's.
             on_step: Called after each step with the number of steps done and of all steps.
         """
+        if self.now.prepared_task == task:
+            return
         an_epoch, steps = self.schedule.steps(len(x))
         start = self._steps_done(task, len(x))
         changes, size = None, min(self.schedule.batch, len(x))
@@ -160,18 +149,16 @@ class CodedMemory:
                 if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
                     self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
                 done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
-                self.now = replace(self.now, begun=begun, input=Form.of(x), prepared_task=done)
-                commit(())
+                self.now = self.now.after(x, begun=begun, prepared_task=done)
+                commit()
             if on_step is not None:
                 on_step(step + 1, steps)
 
     def _steps_done(self, task: int, samples: int) -> int:
-        if self.now.begun is None or self.now.begun[0] != task:
-            return 0
-        _, before, done = self.now.begun
-        if self.now.prepared_task != task and before != samples:
+        begun, before, done = self.now.begun or (None, 0, 0)
+        if begun == task and before != samples:
             raise InvalidInput(f"task {task} began with {before} samples, these are {samples}; begin it with the same")
-        return self.schedule.steps(before)[1] if self.now.prepared_task == task else done
+        return done if begun == task else 0
 
     def train_on(self, x: Tensor, slots: Tensor) -> None:
         """Take as many steps as there are epochs, on a batch whose task was not prepared."""
@@ -190,9 +177,7 @@ class CodedMemory:
             replayed = self.now.codec.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
             x = torch.cat([x, replayed])
         with network.training():
-            codes = network.ask("encode", x)
-            check_codes(x, codes)
-            rebuilt = network.ask("decode", codes)
+            rebuilt = network.ask("decode", encoded(network, x))
             check_rebuilt(x, rebuilt)
             loss = F.mse_loss(at_least_float32(rebuilt), x)
             finite(loss)
@@ -218,18 +203,20 @@ class CodedMemory:
             self.memory.rewrite(slots, codes)
         self.now = replace(self.now, codec=update.after)
 
+    def keep(self, codes: Batch, inputs: Tensor, **known: Any) -> None:
+        """Store codes of inputs, and what else is known then, inside `all_or_nothing`."""
+        self.memory.keep(codes, self.memory.check(codes))
+        self.now = self.now.after(inputs, **known)
+
     def check(self, x: Tensor) -> None:
         """Check that inputs have the form of those before: their codes would not show it."""
-        before, now = self.now.input, Form.of(x)
-        if before is not None and now.shape != before.shape:
-            raise InvalidInput(f"inputs of this batch have shape {now.shape}, those before had {before.shape}")
-        if before is not None and now.dtype != before.dtype:
-            raise InvalidInput(f"inputs of this batch are {now.dtype}, those before were {before.dtype}; convert them")
+        if self.now.input is not None:
+            check_leaf(x, self.now.input, "inputs")
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the memory with everything in it, and those of an equal memory of raw inputs."""
         memory, image = self.memory, 0 if self.now.input is None else self.now.input.nbytes
-        code = Form.of(memory.get(memory.slots()[:1]).x).nbytes if len(memory) else 0
+        code = memory.get(memory.slots()[:1]).x.nbytes if len(memory) else 0
         return {
             "codes": len(memory),
             "bytes": memory.nbytes,
@@ -245,32 +232,22 @@ class CodedMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the memory."""
-        now = self.now
-        return {
-            "autoencoder": network_state(self.network),
-            "random": self.network.random.get(),
-            "seed": self.seed,
-            "codec": now.codec.state_dict(),
-            "steps": now.steps,
-            "begun": now.begun,
-            "prepared_task": now.prepared_task,
-            "unprepared_batches": now.unprepared_batches,
-            "input": None if now.input is None else tuple(now.input),
-        }
+        own, form = self.now.codec.state_dict(), self.now.input
+        input_form = None if form is None else (str(form.dtype), tuple(form.shape[1:]))
+        trained = {"autoencoder": network_state(self.network), "random": self.network.random.get(), "seed": self.seed}
+        return vars(self.now) | {"codec": own, "input": input_form} | trained
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         load_network_state(self.network, state["autoencoder"])
         self.network.random.set(state["random"])
         self.seed = int(state["seed"])
-        self.now = Coding(
-            self.now.codec.loaded(state["codec"]),
-            int(state["steps"]),
-            None if state["begun"] is None else tuple(state["begun"]),
-            state["prepared_task"],
-            int(state["unprepared_batches"]),
-            None if state["input"] is None else Form(*state["input"]),
-        )
+        known = {name: state[name] for name in ("steps", "begun", "prepared_task", "unprepared_batches")}
+        self.now = Coding(self.now.codec.loaded(state["codec"]), **known)
+        if state["input"] is not None:
+            dtype, shape = state["input"]
+            one = torch.empty(1, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
+            self.now = self.now.after(one)
 
 
 def renewed(codec: Codec, memory: Memory, sample: Tensor) -> Codec:

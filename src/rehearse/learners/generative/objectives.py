@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -113,20 +113,21 @@ class Objective:
             total = total + weight * found[name]
         return total - self.coefficients.shell * shell(z) if self.coefficients.shell else total
 
-    def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Return interference and entropy of each point, whatever their weights; known terms are not computed again."""
-        return self._measured(z, self.interference, known or {})
-
-    def judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same with no more passes than a step of the search: possibly without terms of weight 0."""
-        weights = self.coefficients.weights()
-        parts = [name for name in self.interference if self.measured_every == 1 or weights[name]]
-        return self._measured(z, parts, {})
-
     @torch.no_grad()
-    def _measured(self, z: Tensor, parts: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        missing = [name for name in (*parts, "entropy") if name not in known]
-        found = {**known, **(self.terms(z, missing) if missing else {})}
+    def measure(
+        self, z: Tensor, known: Mapping[str, Tensor] | None = None, *, whole: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return interference and entropy of each point.
+
+        Args:
+            z: The points.
+            known: Terms of these points that need not be computed again.
+            whole: Whether terms of weight 0 count even if they take passes that a step of the search does not need.
+        """
+        weights, found = self.coefficients.weights(), dict(known or {})
+        parts = [name for name in self.interference if whole or self.measured_every == 1 or weights[name]]
+        missing = [name for name in (*parts, "entropy") if name not in found]
+        found |= self.terms(z, missing) if missing else {}
         return sum((found[name] for name in parts), torch.zeros_like(found["entropy"])), found["entropy"]
 
 
