@@ -326,3 +326,32 @@ def test_wrapped_and_scripted_models_are_refused() -> None:
                 Finetune(nn.Sequential(nn.Identity(), model), sgd(plain))
             with pytest.raises(InvalidType, match="generator"):
                 GenerativeReplay(plain, sgd(plain), model, sgd(plain))
+
+
+def test_hooks_that_would_never_run_are_refused() -> None:
+    """Gradients are not accumulated in `.grad`; a hook on the gradient itself does run."""
+    model, seen = nn.Linear(40, 4), list[Tensor]()
+    handle = model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(InvalidInput, match=r"'weight'.*register_hook"):
+        Finetune(model, sgd(model))
+    handle.remove()
+    model.weight.register_hook(seen.append)
+    Finetune(model, sgd(model)).observe(*samples())
+    assert len(seen) == 1
+
+
+def test_an_optimizer_that_is_assigned_is_the_one_that_looks_ahead() -> None:
+    def learner(rate: float) -> Replay:
+        model = TwoLayers()
+        made = Replay(model, sgd(model, rate), ReservoirMemory(9), MostInterfered(virtual_step="optimizer"), budget=3)
+        made.remember([(*samples(9, 1), 0)])
+        return made
+
+    changed, expected = learner(0.5), learner(0.01)
+    changed.optimizer = sgd(changed.model, 0.01)
+    x, y = samples(5, 2)
+    assert_same(changed.diagnose(x, y, 1).after, expected.diagnose(x, y, 1).after)
+    assert not torch.equal(changed.diagnose(x, y, 1).after, learner(0.5).diagnose(x, y, 1).after)
+    one, other = (made.observe(x, y, 1).interference for made in (changed, expected))
+    assert_same(one, other)
+    assert_same(changed.model.state_dict(), expected.model.state_dict())

@@ -76,7 +76,8 @@ class Learner(ABC):
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.network.optimizer = optimizer
+        with self.lock:
+            self.network.optimizer = optimizer
 
     @property
     def device(self) -> torch.device:
@@ -347,9 +348,9 @@ class Learner(ABC):
         """Move model and optimizer state; stored samples stay where they are and are moved as they are replayed."""
         with self.lock:
             own = self._own_state()
-            for network in self._networks():
-                move_network(network, device)
-            self._load_own_state(own)  # goes where the networks are
+            with restoring(partial(self._load_own_state, own)):  # goes where the networks are
+                for network in self._networks():
+                    move_network(network, device)
         return self
 
     def state_dict(self) -> dict[str, Any]:

@@ -135,21 +135,22 @@ class CodedMemory:
         changes, size = None, min(self.schedule.batch, len(x))
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
-            with self.network.random, all_or_nothing(self.network, self.memory, self) as commit:
-                if number == 0 or step == start:
-                    order = torch.from_numpy(self._order(len(x), epoch, task))
-                if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
-                    again, passed = changes is None and number > 0, self.network.samples_passed
-                    changes, slots = self.memory.changes, self.memory.slots(excluded)
-                    with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
-                        read = read_ahead(self.now.codec, self.memory, slots, len(x))
-                    if again:  # after an interruption, which must not count
-                        self.network.samples_passed = passed
-                self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
-                if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
-                    self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
-                done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
-                self.now = self.now.after(x, begun=begun, prepared_task=done)
+            with all_or_nothing(self.network, self.memory, self) as commit:
+                with self.network.random:
+                    if number == 0 or step == start:
+                        order = torch.from_numpy(self._order(len(x), epoch, task))
+                    if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
+                        again, passed = changes is None and number > 0, self.network.samples_passed
+                        changes, slots = self.memory.changes, self.memory.slots(excluded)
+                        with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
+                            read = read_ahead(self.now.codec, self.memory, slots, len(x))
+                        if again:  # after an interruption, which must not count
+                            self.network.samples_passed = passed
+                    self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
+                    if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
+                        self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
+                    done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
+                    self.now = self.now.after(x, begun=begun, prepared_task=done)
                 commit()
             if on_step is not None:
                 on_step(step + 1, steps)
