@@ -52,8 +52,8 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     hooked = [part for part, parameter in model.named_parameters() if parameter._post_accumulate_grad_hooks]
     if hooked:
         raise InvalidInput(
-            f"parameter {hooked[0]!r} of the {name} has a hook of register_post_accumulate_grad_hook, which never runs: "
-            "gradients are not accumulated in .grad; use clip, or register_hook"
+            f"parameter {hooked[0]!r} of the {name} has a hook of register_post_accumulate_grad_hook, which never "
+            "runs: gradients are not accumulated in .grad; use clip, or register_hook"
         )
     if clip is not None and not (is_number(clip) and clip > 0):
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
