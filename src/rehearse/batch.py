@@ -171,8 +171,6 @@ def checked_task(task: Any, samples: int) -> Tensor | int | None:
     """Return the task of all samples, or one per sample, or None."""
     if task is None or (type(task) is int and 0 <= task < 2**63):
         return task
-    if isinstance(task, bool | float | str):
-        raise InvalidType(f"a task is an integer, or one per sample; this is {task!r}")
     values = as_tensor(task, "task")
     if values.is_floating_point() or values.dtype == torch.bool:
         raise InvalidType(f"tasks are integers, these are {values.dtype}")
@@ -228,14 +226,13 @@ def as_tensor(values: Any, name: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-        what = f"{tensor.dtype} with layout {tensor.layout}"
-        raise InvalidType(f"{name} is {what}; use dense real numbers of a common type, such as float32 or int64")
+        raise InvalidType(f"{name} is {tensor.dtype}, {tensor.layout}; use dense real numbers like float32 or int64")
     return tensor
 
 
 def _from_array(values: np.ndarray[Any, Any], name: str) -> Tensor:
     if values.dtype.kind in "USO":
-        raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are numbered from 0 on)")
+        raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are integers from 0 on)")
     # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
     plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
     return torch.from_numpy(values if plain else values.copy())

@@ -90,7 +90,7 @@ def check_positive(**numbers: Any) -> None:
 
 def check_choice(known: Iterable[str], **values: Any) -> None:
     for name, value in values.items():
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
 
 

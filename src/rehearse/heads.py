@@ -72,10 +72,8 @@ def _resizing(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) 
     name, head = find_head(model)
     own = _parameters(model, name, head)
     parameters, values = list(own.values()), [_resized(parameter.data, classes, 0.0) for parameter in own.values()]
-    groups = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     held = [optimizer.state.get(parameter, {}) for parameter in parameters]
-    settings = [groups.get(id(parameter), {}) for parameter in parameters]
-    states = list(map(_resized_state, held, parameters, settings, repeat(classes)))
+    states = [_resized_state(optimizer, parameter, classes) for parameter in parameters]
     operations = chain(
         map(setattr, parameters, repeat("grad"), repeat(None, len(parameters))),
         map(setattr, parameters, repeat("data"), values),
@@ -92,11 +90,11 @@ def fit(model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str
         run(_resizing(model, optimizer, len(saved))[1])
 
 
-def _resized_state(
-    state: Mapping[str, Any], parameter: Tensor, group: Mapping[str, Any], classes: int
-) -> dict[str, Any]:
-    resized: dict[str, Any] = {}
-    for name, value in state.items():
+def _resized_state(optimizer: torch.optim.Optimizer, parameter: Tensor, classes: int) -> dict[str, Any]:
+    """Return what changes in the optimizer's state of a parameter of the head."""
+    groups = (group for group in optimizer.param_groups if any(own is parameter for own in group["params"]))
+    group, resized = next(groups, {}), dict[str, Any]()
+    for name, value in optimizer.state.get(parameter, {}).items():
         if not isinstance(value, Tensor) or value.ndim == 0 or name == "col_var":
             continue  # a count, or (Adafactor) one value per column: the same for any number of outputs
         if value.shape != parameter.shape and name != "row_var":

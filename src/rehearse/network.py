@@ -89,8 +89,10 @@ class Network:
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
-        self.twin, trains = Twin(model, install), install is not None and self.precision.training == torch.bfloat16
-        self._trained = Twin(model, install, shared=True) if trains else None  # compiled kernels train this copy
+        self.twin, trains = Twin(model, install), install is not None and torch.bfloat16 in self.precision
+        self._trained = (
+            Twin(model, install, shared=True) if trains else None
+        )  # compiled kernels train this copy in bfloat16
         self._saved: list[Restore] = []
         self.least_outputs = outputs(model)
 
@@ -101,8 +103,8 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        held = (group["params"] for group in self.optimizer.param_groups)  # the model's take far longer to find
-        device: torch.device = next(parameter.device for parameters in held for parameter in parameters)
+        parameters = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        device: torch.device = next(parameters).device  # the model's own take far longer to find
         return device
 
     # ------------------------------------------------------------------------------------------------------ passes
@@ -140,7 +142,7 @@ class Network:
         try:
             if tensors is not None:
                 self.twin.place(tensors)
-            elif self._trained is not None:
+            elif self._trained is not None and (dtype or self.precision.training) == torch.bfloat16:
                 module = self._trained.in_mode("training")
             found = self.call(module, method, x, dtype)
         finally:

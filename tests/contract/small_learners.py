@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from conftest import SmallResNet
+from conftest import METHODS, SmallResNet, make, tiny_stream, trained
 from rehearse import Batch, ClassBalancedMemory, Learner, Memory, MostInterfered, ReservoirMemory, RingMemory, Uniform
 from rehearse.lab.batchnorm import Published
 from rehearse.latent import LatentSearch
@@ -199,6 +199,20 @@ def codes(
     return make
 
 
+def method(name: str) -> Setting:
+    """Return a method of the command line in the middle of its second task."""
+
+    def make(_: Path) -> Case:
+        return Case(trained(name, "normed"), *tiny_stream()[12])
+
+    return make
+
+
+BY_HAND = {Replay, Finetune, GEM, AGEM, ICaRL, GenerativeReplay, CodeReplay}
+BY_THEMSELVES = {f"method {name}": method(name) for name in METHODS if type(make(name)) not in BY_HAND}
+"""Methods of other kinds, so that a new one is tested without being listed."""
+
+
 MEMORIES: dict[str, Callable[[Path], Memory]] = {
     "ring": lambda _: RingMemory(7),
     "balanced": lambda _: ClassBalancedMemory(7),
@@ -243,7 +257,7 @@ def _settings() -> dict[str, Setting]:
     found["CodeReplay, norm"] = codes(True, True, "adam", 2, model="norm")
     found["CodeReplay, mapped memory"] = codes(True, False, batches=3, memory=MEMORIES["mapped"])
     found["CodeReplay, mapped memory, first batch"] = codes(True, False, batches=0, memory=MEMORIES["mapped"])
-    return found
+    return found | BY_THEMSELVES
 
 
 SETTINGS = _settings()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from interrupting import SEED, Interruption, check, contents, picture
-from small_learners import SETTINGS, Case, batch
+from small_learners import BY_THEMSELVES, SETTINGS, Case, batch
 
 import rehearse
 from rehearse import Learner
@@ -38,7 +38,8 @@ CORE = {
     "CodeReplay, bytes": 29,
 }
 """Settings and every how many of their lines are tested."""
-OTHERS = [name for name in SETTINGS if name not in CORE][:: 1 if EVERY_LINE else 11]
+LISTED = [name for name in SETTINGS if name not in CORE and name not in BY_THEMSELVES]
+OTHERS = [*LISTED[:: 1 if EVERY_LINE else 11], *BY_THEMSELVES]
 POINTS = 12  # lines of each of the others
 
 

@@ -184,6 +184,7 @@ def test_what_is_committed_stays(memory: Memory) -> None:
 POINTS: list[tuple[type, str]] = [
     (Changes, "note"),
     (Rows, "_note"),
+    (MappedFile, "_keep"),
     (Rows, "write"),
     (Rows, "erase"),
     (TaskIndex, "clear"),

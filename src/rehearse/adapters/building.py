@@ -5,23 +5,21 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable
-from numbers import Real
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from ..batchnorm import BatchNormPolicy
-from ..checks import check_positive
+from ..checks import check_choice, is_number
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
 from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from ..nets import MLP
-from ..network import VirtualStep
 from ..random import seed_sequence
-from ..retrieval import MostInterfered, Uniform
+from ..retrieval import MostInterfered, Retrieval, Uniform
 
 Network: TypeAlias = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None
 
@@ -31,47 +29,35 @@ MEMORIES: dict[str, type[Memory]] = {
     "class-balanced": ClassBalancedMemory,
     "ring": RingMemory,
 }
-CHOICES: dict[str, Collection[str]] = {
-    "optimizer": OPTIMIZERS,
-    "memory": MEMORIES,
-    "retrieval": ("most-interfered", "uniform"),
-}
-
-
-class Settings(Protocol):
-    """What an adapter's user may set; the values may be of any type."""
-
-    network: Any
-    hidden: Any
-    memory: Any
-    memory_size: Any
-    retrieval: Any
-    candidates: Any
-    budget: Any
-    updates: Any
-    optimizer: Any
-    learning_rate: Any
-    batch_size: Any
 
 
 def build_learner(
-    of: Settings,
-    input_shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    batchnorm: str | BatchNormPolicy = "auto",
+    of: Any, input_shape: tuple[int, ...], classes: int, seed: int, batchnorm: str | BatchNormPolicy = "auto"
 ) -> Replay:
-    """Return a learner for that many classes; a network with fewer outputs is grown, one with more keeps the others."""
+    """Return a learner for that many classes; a network with fewer outputs is grown, one with more keeps the others.
+
+    Args:
+        of: An adapter: its attributes are the settings, whose values may be of any type.
+        input_shape: The shape of a sample.
+        classes: The number of classes.
+        seed: Of initial weights, memory and learner.
+        batchnorm: See `Replay`.
+    """
     check_choices(of)
     rate = of.learning_rate
-    if isinstance(rate, bool) or not isinstance(rate, Real) or not float(rate) > 0:
+    if not is_number(rate) or not rate > 0:
         raise InvalidInput(f"learning_rate is {rate!r}; it must be positive")
+    retrieval: Retrieval = Uniform()
+    if of.retrieval == "most-interfered":
+        candidates = None if of.candidates is None else whole("candidates", of.candidates)
+        # Adam's step is nothing like gradient descent with its learning rate: look ahead to the one that is taken.
+        retrieval = MostInterfered(candidates, virtual_step="sgd" if of.optimizer == "sgd" else "optimizer")
     model = _build_network(of.network, input_shape, classes, of.hidden, seed)
     learner = Replay(
         model,
         OPTIMIZERS[of.optimizer](model.parameters(), lr=float(rate)),
         MEMORIES[of.memory](whole("memory_size", of.memory_size), seed=seed),
-        Uniform() if of.retrieval == "uniform" else _most_interfered(of),
+        retrieval,
         budget=whole("budget", of.budget),
         updates=whole("updates", of.updates),
         batchnorm=batchnorm,
@@ -82,19 +68,11 @@ def build_learner(
     return learner
 
 
-def _most_interfered(of: Settings) -> MostInterfered:
-    # Adam's step is nothing like plain gradient descent with its learning rate: look ahead to the one that is taken.
-    virtual_step: VirtualStep = "sgd" if of.optimizer == "sgd" else "optimizer"
-    candidates = None if of.candidates is None else whole("candidates", of.candidates)
-    return MostInterfered(candidates, virtual_step=virtual_step)
-
-
-def check_choices(of: Settings) -> None:
+def check_choices(of: Any) -> None:
     """Refuse names that do not exist."""
-    for name, choices in CHOICES.items():
-        value = getattr(of, name)
-        if not isinstance(value, str) or value not in choices:
-            raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
+    check_choice(OPTIMIZERS, optimizer=of.optimizer)
+    check_choice(MEMORIES, memory=of.memory)
+    check_choice(("most-interfered", "uniform"), retrieval=of.retrieval)
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:
@@ -117,9 +95,7 @@ def _build_network(network: Network, input_shape: tuple[int, ...], classes: int,
         if network is None:
             if isinstance(hidden, str) or not isinstance(hidden, Iterable):
                 raise InvalidType(f"hidden is {hidden!r}; it must be the units of each hidden layer, as in (100,)")
-            units = [whole("hidden", units) for units in hidden]
-            check_positive(hidden=min(units, default=1))
-            return MLP(math.prod(input_shape), units, classes)
+            return MLP(math.prod(input_shape), [whole("hidden", units, least=1) for units in hidden], classes)
         if not callable(network):
             raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
         made = network(input_shape, classes)

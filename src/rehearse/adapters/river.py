@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,7 +117,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         """Learn from the rows of a frame, in their order; the same as `learn_one` for each of them."""
         if len(X) != len(y):
             raise InvalidInput(f"X has {len(X)} rows, y has {len(y)}")
-        rows = [numbers(row) for row in _dicts(X)]  # all are looked at before any is learned
+        rows = _rows(X)  # all are looked at before any is learned
         labels = [checked_label(label) for label in y.tolist()]
         for row, label in zip(rows, labels, strict=True):
             self._enqueue(row, label)
@@ -130,9 +130,8 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:
         """Return the probability of each label seen so far, one column each."""
-        rows = [numbers(row) for row in _dicts(X)]
-        values = self._probabilities(rows) if rows and self._labels else np.zeros((len(rows), len(self._labels)))
-        return pd.DataFrame(values, index=X.index, columns=pd.Index(list(self._labels), dtype=object))
+        columns = pd.Index(list(self._labels), dtype=object)
+        return pd.DataFrame(self._probabilities(_rows(X)), index=X.index, columns=columns)
 
     def predict_many(self, X: pd.DataFrame) -> pd.Series:
         """Return the most likely label of each row; None before the first label was seen."""
@@ -148,15 +147,14 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
         output = self._labels.setdefault(label, len(self._labels))
         self._waiting.append((row, output))
         if len(self._waiting) >= self.batch_size:
-            waiting, self._waiting = self._waiting, []  # a refused batch is dropped, or it would block the queue
-            self._step([row for row, _ in waiting], torch.tensor([output for _, output in waiting]))
-
-    def _step(self, rows: list[dict[Hashable, float]], y: Tensor) -> None:
-        # By name, so that the order in which a dict or a frame has its features decides nothing.
-        for name in sorted({name for row in rows for name in row} - self._features.keys(), key=_by_name):
-            self._features[name] = len(self._features)
-        learner = self._learner()
-        learner.observe(self._matrix(rows, input_width(learner)), y)
+            rows, y = zip(*self._waiting)
+            self._waiting = []  # a refused batch is dropped, or it would block the queue
+            # By name, so that the order in which a dict or a frame has its features decides nothing.
+            new = {name for row in rows for name in row} - self._features.keys()
+            for name in sorted(new, key=lambda name: f"{type(name).__name__} {name!r}"):
+                self._features[name] = len(self._features)
+            learner = self._learner()
+            learner.observe(self._matrix(rows, input_width(learner)), torch.tensor(y))
 
     def _learner(self) -> Replay:
         """Return the learner, with room for every feature and label that is known."""
@@ -172,7 +170,7 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
             self.learner.grow(len(self._labels))
         return self.learner
 
-    def _matrix(self, rows: list[dict[Hashable, float]], width: int) -> Tensor:
+    def _matrix(self, rows: Sequence[dict[Hashable, float]], width: int) -> Tensor:
         matrix = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
             for name, value in row.items():
@@ -184,9 +182,8 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def _probabilities(self, rows: list[dict[Hashable, float]]) -> np.ndarray[Any, Any]:
         """Return float64, one column per label. A label that still waits in the queue has probability zero."""
         probabilities = np.zeros((len(rows), len(self._labels)))
-        if self.learner is None:
-            probabilities[:] = 1 / len(self._labels)
-            return probabilities
+        if self.learner is None or not rows:
+            return probabilities + 1 / max(len(self._labels), 1)
         logits = self.learner.logits(self._matrix(rows, input_width(self.learner))).cpu().double()
         known = min(len(self._labels), logits.shape[1])
         probabilities[:, :known] = logits[:, :known].softmax(1).numpy()
@@ -225,9 +222,5 @@ def checked_label(label: Any) -> Hashable:
     return label
 
 
-def _dicts(X: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    return list(X.to_dict("records"))
-
-
-def _by_name(name: Hashable) -> str:
-    return f"{type(name).__name__} {name!r}"
+def _rows(X: pd.DataFrame) -> list[dict[Hashable, float]]:
+    return [numbers(row) for row in X.to_dict("records")]

@@ -96,9 +96,9 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``classes`` may announce labels that are still to come. Samples that cannot be learned from are refused before
         anything is learned; the one exception is a loss that stops being finite, which is found on the way.
         """
-        first = not self._is_started()
+        first = "learner_" not in vars(self)
         X, y = self._samples_and_labels(X, y, first=first)
-        labels = np.unique(y) if classes is None else self._announced(classes, y)
+        labels = np.unique(y) if classes is None else self._announced(classes, y, first=first)
         if first:
             self._start(X, labels)
         else:
@@ -119,9 +119,6 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[best])
 
     # ------------------------------------------------------------------------------------------------------ parts
-
-    def _is_started(self) -> bool:
-        return "learner_" in vars(self)
 
     def _samples_and_labels(self, X: Any, y: Any, *, first: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric")
@@ -145,10 +142,10 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput("X has values too large for float32; scale it first")
         return samples
 
-    def _announced(self, classes: Any, y: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _announced(self, classes: Any, y: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
         announced = np.unique(np.asarray(classes))
         missing = np.setdiff1d(y, announced)
-        if self._is_started():
+        if not first:
             missing = np.setdiff1d(missing, self.classes_)
         if len(missing):
             raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")

@@ -52,12 +52,10 @@ class RepeatedBatch:
 
     def __init__(self, network: Network, model: LinearFirst, x: Tensor) -> None:
         """Multiply out X Xᵀ and X Wᵀ."""
-        names = network.trainable()
+        self.others = network.trainable()
         self.network, self.model, self.x, self.weight = network, model, x, model.first.weight
-        self.name = next(name for name, (parameter, _) in names.items() if parameter is self.weight)
-        self.rate = rate(names.pop(self.name)[1])
-        self.others = {name: parameter for name, (parameter, _) in names.items()}
-        self.rates = {name: rate(group) for name, (_, group) in names.items()}
+        self.name = next(name for name, (parameter, _) in self.others.items() if parameter is self.weight)
+        self.rate = rate(self.others.pop(self.name)[1])
         self.products, self.outputs = x @ x.t(), x @ self.weight.detach().t()
         self.sum = torch.zeros_like(self.outputs)
         self.leaf, self.delta, self.found = self.outputs, self.outputs, NamedGradient()
@@ -70,7 +68,7 @@ class RepeatedBatch:
 
     def step(self, loss: Tensor) -> Operations:
         """See `Descent.step`."""
-        wanted = [self.leaf, self.weight, *self.others.values()]
+        wanted = [self.leaf, self.weight, *(parameter for parameter, _ in self.others.values())]
         self.delta, again, *values = torch.autograd.grad(loss, wanted, allow_unused=True)
         if again is not None:
             raise InvalidInput(f"{type(self.model).__name__}.rest must not use the weight of `first`")
@@ -78,7 +76,8 @@ class RepeatedBatch:
         self.found = NamedGradient({name: value for name, value in named if value is not None})
         if not math.isfinite(NamedGradient(self.found, delta=self.delta).norm()):
             raise NotFinite("the gradient is not finite: the learning rate may be too high for this batch")
-        steps = [partial(self.others[n].detach().sub_, g, alpha=self.rates[n]) for n, g in self.found.items()]
+        found = [(*self.others[name], value) for name, value in self.found.items()]
+        steps = [partial(own.detach().sub_, value, alpha=rate(group)) for own, group, value in found]
         moved = partial(self.outputs.addmm_, self.products, self.delta, alpha=-self.rate)
         return map(call, [*steps, moved, partial(self.sum.add_, self.delta)])
 

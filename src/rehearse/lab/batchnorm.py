@@ -37,6 +37,11 @@ class Published(BatchNormPolicy):
             buffer.copy_(tensors[name])
         self._noted = _statistics(model), clean
 
+    @property
+    def moved(self) -> bool:
+        """Whether candidates have moved the statistics."""
+        return self._noted is not None
+
     @torch.no_grad()
     def clean(self, model: nn.Module) -> Statistics:
         """Return the statistics that candidates have not moved, by name."""

@@ -242,6 +242,7 @@ def _check_candidates(values: Mapping[str, Any]) -> None:
 def precision_of(spec: Spec) -> str:
     """Return the precision that a run is computed in: if nothing is scored there is none of scoring."""
     scores = spec.criterion is not None or spec.candidates is not None or "search_steps" in spec.options
+    scores = scores or spec.method == "gem"  # whose gradients of past tasks are in that precision
     return "float32" if spec.precision == "bfloat16-scoring" and not scores else spec.precision
 
 

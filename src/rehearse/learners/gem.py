@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
 from ..checks import check_not_negative, check_rings, needs_two_samples
+from ..engine import Passed
 from ..errors import MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
@@ -44,6 +45,7 @@ class GEM(Learner):
     - all outputs take part in the loss, whatever the task: the task is not known when predicting.
 
     Every pass, the stored samples' too, is in train mode and moves batch-norm's running statistics, as in the source.
+    The stored samples pass in the precision of scoring, each task by itself, so that its batch statistics are its own.
     """
 
     task_aware = True
@@ -90,12 +92,16 @@ class GEM(Learner):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    passed = [self.plain.gradient(samples, replayed=True) for samples in past]  # g_k
+                    passed = [self._past_gradient(samples) for samples in past]  # g_k
                     gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
                     step = network.step(gradient)  # θ ← SGD(g)
             memory.keep(incoming, columns)  # M_t
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+
+    def _past_gradient(self, samples: Batch) -> Passed:
+        """Return g_k, in the precision of scoring: these passes cost nearly all of a step."""
+        return self.plain.gradient(samples, replayed=True, dtype=self.network.precision.scoring)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

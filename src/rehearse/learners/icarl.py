@@ -21,8 +21,7 @@ from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
-from ..memory.forgetting import matching
-from ..memory.ids import ID, named_ids, no_ids
+from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import FrozenNetwork
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run

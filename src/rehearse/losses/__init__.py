@@ -8,7 +8,6 @@ from ..batch import Kind as Kind
 from .ace import AsymmetricCrossEntropy as AsymmetricCrossEntropy
 from .base import CrossEntropy as CrossEntropy
 from .base import Loss as Loss
-from .base import Remembering as Remembering
 from .base import at_least_float32 as at_least_float32
 from .base import class_targets as class_targets
 from .base import columns_to_store as columns_to_store

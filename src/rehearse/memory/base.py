@@ -18,8 +18,7 @@ from ..errors import CheckpointError, InvalidInput
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
-from .forgetting import matching, slot_numbers
-from .ids import ID, named_ids, no_ids, one_id_per_sample
+from .ids import ID, matching, named_ids, no_ids, one_id_per_sample, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
 from .rows import Rows
@@ -59,7 +58,9 @@ class Memory(ABC):
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
         self._changes = Changes()
-        self._rows = Rows(self.capacity, self._changes, None if path is None else MappedFile(path, self.capacity))
+        self._rows = Rows(
+            self.capacity, self._changes, None if path is None else MappedFile(path, self.capacity, self._changes)
+        )
         self._index = TaskIndex(self.capacity, self._changes)
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
@@ -72,6 +73,12 @@ class Memory(ABC):
     def _check_policy(self, batch: Batch) -> None:
         """Refuse a batch that the policy cannot place."""
 
+    def _room_for_each(self, groups: int, what: str) -> int:
+        """Return how many samples each of some groups may keep, or refuse more groups than samples."""
+        if groups > self.capacity:
+            raise InvalidInput(f"{self.capacity} samples are too few for {what}; enlarge the memory")
+        return self.capacity // groups
+
     def _policy_state(self) -> dict[str, Any]:
         """Return what the policy knows as tensors and plain values."""
         return {name.removeprefix("_"): getattr(self, name) for name in self._policy}
@@ -83,20 +90,30 @@ class Memory(ABC):
     # ------------------------------------------------------------------------------------------------- storing
 
     def __len__(self) -> int:
-        return len(self._index)
+        return self._index.count()
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
         """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
         self._check_policy(batch)
-        named = self._columns(batch, columns)
-        self._rows.check(batch.x, named)
-        return named
+        n = len(batch)
+        arrived = torch.arange(self.seen, self.seen + n)
+        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
+        for name, values in {**batch.columns, **columns}.items():
+            if name in RESERVED:
+                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
+            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
+            if column.ndim == 0 or len(column) != n:
+                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
+            stored[name] = column
+        if ID in self._rows.columns and ID not in stored:
+            stored[ID] = no_ids(n)
+        self._rows.check(batch.x, stored)
+        return stored
 
     def check_inputs(self, batch: Batch) -> None:
         """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
         self._check_policy(batch)
-        if self._rows.x is not None:
-            self._rows.check_alike(batch.x, {TARGET: batch.y})
+        self._rows.check_alike(batch.x, {TARGET: batch.y})
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become too wide for the file that the samples are in."""
@@ -135,21 +152,6 @@ class Memory(ABC):
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
-
-    def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
-        n = len(batch)
-        arrived = torch.arange(self.seen, self.seen + n)
-        columns = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
-        for name, values in {**batch.columns, **extra}.items():
-            if name in RESERVED:
-                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
-            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
-            if column.ndim == 0 or len(column) != n:
-                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
-            columns[name] = column
-        if ID in self._rows.columns and ID not in columns:
-            columns[ID] = no_ids(n)
-        return columns
 
     # ----------------------------------------------------------------------------------------------- retrieving
 
@@ -257,10 +259,15 @@ class Memory(ABC):
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
-        names, file = None if ids is None else named_ids(ids), self._rows.file
-        doomed = self._doomed(names, slots, predicate)
-        if file is not None and slots is None:
-            file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
+        occupied, file = self._index.occupied(), None if self._rows.x is None else self._rows.file
+        if slots is not None:
+            doomed = np.intersect1d(occupied, slot_numbers(slots))
+        else:
+            chosen = partial(matching, ids=None if ids is None else named_ids(ids), predicate=predicate)
+            held = ((part, self._at(torch.from_numpy(part))) for part in in_parts(occupied, AT_ONCE))
+            doomed = np.concatenate([occupied[:0], *(part[chosen(samples).numpy()] for part, samples in held)])
+            if file is not None:
+                file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
         for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
                 self._remove(some)
@@ -277,13 +284,6 @@ class Memory(ABC):
             self._clear_facts(where)
             self._index.clear(slots)
             self.changes += 1
-
-    def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
-        occupied = self._index.occupied()
-        if slots is not None:
-            return np.intersect1d(occupied, slot_numbers(slots))
-        held = ((part, self._at(torch.from_numpy(part))) for part in in_parts(occupied, AT_ONCE))
-        return np.concatenate([occupied[:0], *(part[matching(batch, ids, predicate).numpy()] for part, batch in held)])
 
     # ------------------------------------------------------------------------------------------------- reporting
 
@@ -323,7 +323,7 @@ class Memory(ABC):
             "seen": self.seen,
             "x": x,
             "columns": columns,
-            "file": None if file is None or not file.is_open else file.checkpoint(),
+            "file": None if file is None or rows.x is None else file.checkpoint(),
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": self._index.state(),
             "insertion": json.dumps(self._insertion.bit_generator.state),

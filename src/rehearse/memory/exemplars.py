@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch import Batch, task_column
-from ..errors import InvalidInput
 from .base import TARGET, Memory
 from .index import EMPTY, Slots
 
@@ -44,16 +43,13 @@ class ExemplarMemory(Memory):
         held = self._groups(self._index.occupied())
         groups = held if batch is None else np.concatenate([held, _groups_of(batch)])
         count = max(len(np.unique(groups, axis=0)), 1)
-        if count > self.capacity:
-            raise InvalidInput(
-                f"{self.capacity} samples are too few for exemplars of {count} classes; enlarge the memory"
-            )
-        return self.capacity // count
+        return self._room_for_each(count, f"exemplars of {count} classes")
 
     def running(self) -> Slots:
         """Return the slots of the running task's samples."""
         slots = self._index.occupied()
-        running: Slots = slots[self._ranks(slots) == RUNNING]
+        ranks = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING)
+        running: Slots = slots[ranks.numpy() == RUNNING]
         return running
 
     def discard(self, slots: Slots) -> None:
@@ -75,7 +71,7 @@ class ExemplarMemory(Memory):
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)
         slots = self._index.occupied()
-        ranks = self._ranks(slots)
+        ranks = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING).numpy()
         # A task that goes on after its end runs again.
         again = (self._groups(slots)[:, None] == _groups_of(batch)[None]).all(2).any(1)
         self.note(RANK, torch.from_numpy(slots[again]), RUNNING)
@@ -88,10 +84,6 @@ class ExemplarMemory(Memory):
         self._arrived += len(batch)
         late = np.append(pool, -1)[np.minimum(drawn, len(pool))]
         return np.concatenate([free, late])
-
-    def _ranks(self, slots: Slots) -> NDArray[np.float32]:
-        ranks: NDArray[np.float32] = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING).numpy()
-        return ranks
 
     def _groups(self, slots: Slots) -> Groups:
         """Return task and class of the samples at these slots."""

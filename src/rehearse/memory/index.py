@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,6 @@ class TaskIndex:
         self._place = np.zeros(capacity, dtype=np.int64)
         self._changes = changes
 
-    def __len__(self) -> int:
-        return self.count()
-
     def occupied(self) -> Slots:
         """Return all slots that hold samples, in ascending order; O(capacity), so not for a step."""
         return np.flatnonzero(self.task != EMPTY)
@@ -46,16 +43,16 @@ class TaskIndex:
     def put(self, slots: Slots, tasks: Slots) -> None:
         """Let the (distinct) slots hold samples of the given tasks, whatever they held before."""
         self.clear(slots)
-        for task, of_task in _by_value(slots, tasks):
-            self._append(task, of_task)
+        for task in sorted(set(tasks.tolist())):
+            self._append(task, slots[tasks == task])
 
     def clear(self, slots: Slots) -> None:
         """Empty the (distinct) slots."""
         self._changes.note(self.task, slots)
         self._changes.note(self._place, slots)
-        for task, of_task in _by_value(slots, self.task[slots]):
-            if task != EMPTY:
-                self._remove(task, of_task)
+        tasks = self.task[slots]
+        for task in sorted(set(tasks.tolist()) - {EMPTY}):
+            self._remove(task, slots[tasks == task])
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
@@ -108,13 +105,6 @@ class TaskIndex:
         for task, slots in zip(state["tasks"], members, strict=True):
             index._append(int(task), slots.numpy())
         return index
-
-
-def _by_value(slots: Slots, values: Slots) -> Iterator[tuple[int, Slots]]:
-    """Yield the slots of each value that occurs, values ascending; most often there is only one."""
-    distinct = sorted(set(values.tolist()))
-    for value in distinct:
-        yield value, slots if len(distinct) == 1 else slots[values == value]
 
 
 def in_parts(values: Any, size: int) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -42,11 +42,7 @@ class Rows:
 
     def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse samples that do not look like the stored ones."""
-        if self.x is None:
-            if self.file is not None:
-                self.file.check_start()
-            return
-        if columns.keys() != self.columns.keys():  # ids alone may come later
+        if self.x is not None and columns.keys() != self.columns.keys():  # ids alone may come later
             if columns.keys() != self.columns.keys() | {ID}:
                 raise InvalidInput(
                     f"the memory has the columns {sorted(self.columns)}, this batch has {sorted(columns)}; every "
@@ -61,10 +57,16 @@ class Rows:
 
     def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse inputs, or any of the columns, that do not look like the stored ones."""
-        check_tree(x, self.x, "inputs")
-        for name in columns.keys() & self.columns.keys():
-            if not _is_wider(columns[name], self.columns[name]):
-                check_leaf(columns[name], self.columns[name], f"column {name!r}")
+        if self.x is None:
+            return
+        given, held = _named("inputs", x), _named("inputs", self.x)
+        if given.keys() != held.keys():
+            raise InvalidInput(f"the memory holds {', '.join(held)}; this batch has another form: {', '.join(given)}")
+        for name, leaf in given.items():
+            check_leaf(leaf, held[name], name)
+        for name, column in columns.items():
+            if name in self.columns and not _is_wider(column, self.columns[name]):
+                check_leaf(column, self.columns[name], f"column {name!r}")
         self.check_widths(columns)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
@@ -79,17 +81,16 @@ class Rows:
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for samples that look like these."""
         if self.file is not None:
-            self._changes.add(self.file.discard)
             self.x, self.columns = self.file.start(x, columns)
         else:
             self.x, self.columns = tree_map(self._zeros_like, (x, columns))
 
     def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, after noting what they overwrite."""
-        self._note(slots)
         if self.file is not None:
             self.file.write(slots.numpy(), x, columns)
             return
+        self._note(slots)
         for name, column in columns.items():
             if name not in self.columns:
                 self.columns[name] = no_ids(self.capacity)  # earlier samples had none
@@ -100,17 +101,14 @@ class Rows:
 
     def erase(self, slots: Tensor) -> None:
         """Overwrite samples with zeros, after noting them."""
-        self._note(slots)
         if self.file is not None:
             self.file.erase(slots.numpy())
             return
+        self._note(slots)
         for held in self.leaves():
             held.index_fill_(0, slots, 0)
 
     def _note(self, slots: Tensor) -> None:
-        if self.file is not None:
-            self._changes.add(self.file.put, slots.numpy(), *self.file.held(slots.numpy()))
-            return
         for held in self.leaves():
             self._changes.note(held, slots)
 
@@ -129,19 +127,12 @@ class Rows:
         return torch.from_numpy(raw).view(samples.dtype)[:numbers].view(shape)
 
 
-def check_tree(x: Tree, held: Tree, where: str) -> None:
-    if isinstance(held, Tensor) and isinstance(x, Tensor):
-        check_leaf(x, held, where)
-    elif type(x) is not type(held) or _keys(x) != _keys(held):
-        form = "one tensor" if isinstance(held, Tensor) else f"a {type(held).__name__} with the keys {_keys(held)}"
-        raise InvalidInput(f"the memory holds {where} as {form}; this batch has another form")
-    else:
-        for key in _keys(held):
-            check_tree(x[key], held[key], f"{where}[{key!r}]")
-
-
-def _keys(tree: Tree) -> list[Any]:
-    return sorted(tree) if isinstance(tree, dict) else list(range(len(tree)))
+def _named(name: str, tree: Tree) -> dict[str, Tensor]:
+    """Return the leaves, each with the name that says where it is."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {where: leaf for key, part in parts for where, leaf in _named(f"{name}[{key!r}]", part).items()}
 
 
 def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:

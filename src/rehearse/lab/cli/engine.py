@@ -30,13 +30,6 @@ Address = Annotated[
 DataDir = Annotated[str | None, typer.Option(help="Where data sets are.")]
 SamplesPerTask = Annotated[int | None, typer.Option(help="Training samples per task; default: the paper's.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
-SeenOnly = Annotated[
-    bool,
-    typer.Option(
-        "--seen-only",
-        help="After each task evaluate only the tasks so far: no metric reads the others.",
-    ),
-]
 
 
 def engine_events(

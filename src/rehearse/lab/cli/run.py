@@ -36,7 +36,6 @@ from .engine import (
     Jobs,
     Out,
     SamplesPerTask,
-    SeenOnly,
     engine_events,
     follow,
     report_failures,
@@ -121,7 +120,6 @@ def run(
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    seen_only: SeenOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
 ) -> None:
     """Run one or several methods on a stream, over seeds, and compare them.
@@ -183,7 +181,6 @@ def run(
         device=device,
         trace=trace,
         checkpoint_seconds=checkpoint_seconds,
-        seen_only=seen_only,
         on_task_end=draw_task if images else None,
     )
     everything = [one for group in specs.values() for one in group]

@@ -231,14 +231,14 @@ def cpu_seconds(result: Result) -> float:
     return float(result["cost"]["cpu_seconds"] - result["cost"].get("treatments_cpu_seconds", 0.0))
 
 
-def to_run(target: Target, results: Results, seeds: int | None = None) -> list[Spec]:
+def to_run(target: Target, results: Results, seeds: int | None = None, first_seed: int = 0) -> list[Spec]:
     """The specs of a target, each once, seed by seed; a treatment by itself where its training does not tell it.
 
     What has a result, in whatever precision, is that result's own spec: it counts, and is not run again.
     """
     specs = [
         _counted(results, entry, seed) or _spec_to_run(results, entry, seed)
-        for seed in range(seeds or target.seeds)
+        for seed in range(first_seed, first_seed + (seeds or target.seeds))
         for entry in target.available()
     ]
     return list({spec.key: spec for spec in specs}.values())

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from ...checks import check_choice
 from ...errors import CheckpointError, InvalidInput
+from ...memory import Memory
 from ...network import Network
 from ...serving import FrozenNetwork
 from ...states import copied
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]
+CALIBRATION_SAMPLES: Final = 1000
 LEVELS: Final = 255  # steps between the lowest and the highest value of a byte
 
 
@@ -57,9 +59,18 @@ class Codec:
         check_choice(get_args(Statistics), statistics=statistics)
         return cls(network, network.frozen(), codes, statistics)
 
-    def renewed(self) -> Codec:
-        """Return the same with the present autoencoder; bytes need to be calibrated again."""
-        return Codec(self.network, self.network.frozen(), self.codes, self.statistics)
+    def renewed(self, memory: Memory, sample: Tensor) -> Codec:
+        """Return the same with the present autoencoder.
+
+        Bytes cover the codes of up to 1,000 of the given samples, and of as many stored ones.
+        """
+        new = Codec(self.network, self.network.frozen(), self.codes, self.statistics)
+        if new.calibrated:
+            return new
+        stored, parts = memory.slots(), [sample[:CALIBRATION_SAMPLES]]
+        if len(stored):
+            parts.append(self.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
+        return new.calibrated_on(parts)
 
     def frozen(self) -> Codec:
         """Return a copy with a network of its own, which never changes."""

@@ -24,7 +24,7 @@ from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
-from .coded import CodedMemory, Refresh, Schedule, renewed
+from .coded import CodedMemory, Refresh, Schedule
 from .rebuilt import Rebuilt
 from .search import CodeSearch, check_search
 
@@ -135,8 +135,7 @@ class CodeReplay(Learner):
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
         check_switches(autoencode_incoming=autoencode_incoming, autoencode_test=autoencode_test)
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
-        if search is not None:
-            check_search(search, budget // copies)
+        check_search(search, budget // copies)
         super().__init__(network, None, memory=memory, updates=updates)
         self.plain.prepare = lambda x: x  # inputs are prepared here
         self.search = search
@@ -161,7 +160,7 @@ class CodeReplay(Learner):
     @property
     def codec(self) -> Codec:
         """What reads and writes the codes now."""
-        return self.coded.now.codec
+        return self.coded.codec
 
     # --------------------------------------------------------------------------------------------- the classifier
 
@@ -171,7 +170,7 @@ class CodeReplay(Learner):
         with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *self._searches()) as commit:
             self._check_inputs(incoming.x)
             self._enter(incoming)
-            prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
+            prepared = isinstance(incoming.task, int) and incoming.task == coded.prepared_task
             step: Operations = ()
             with network.training(self.updates):
                 real = Batch(self._inputs(incoming.x), incoming.y.to(self.device))
@@ -180,17 +179,17 @@ class CodeReplay(Learner):
                 codes, rebuilt = self.codec.through(real.x)  # h, B̃_n
                 seen = replace(real, x=rebuilt if self.autoencode_incoming else real.x)
                 virtual = replace(real, x=rebuilt if self.autoencode_virtual else real.x)
-                update = None if prepared else coded.update_if_due(real.x)
                 for _ in range(self.updates):
                     run(step)
                     replayed = self._retrieve(self._excluded(incoming.task), codes, virtual)  # B_M
                     loss, replayed_loss, gradient = self._pass_batch(seen, replayed)
                     step = network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
-            if update is not None:
-                codes = update.code(codes)
-                coded.write(update)
-            batches = coded.now.unprepared_batches + (not prepared)
-            coded.keep(replace(incoming, x=codes), incoming.x, unprepared_batches=batches)  # M ← UpdateMemory(h)
+                if not prepared and coded.due and len(memory):
+                    before = self.codec
+                    coded.update(real.x)
+                    codes = self.codec.encode(before.read(codes))
+            coded.keep(replace(incoming, x=codes), incoming.x)  # M ← UpdateMemory(h)
+            coded.unprepared_batches += not prepared
             self._batches_since_snapshot += 1
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, replayed_loss, replayed)
@@ -215,15 +214,12 @@ class CodeReplay(Learner):
         """Return the losses of B̃_n and B_M, and the gradient of their weighted sum."""
         n = len(seen)
         logits = self.network(seen.x if replayed is None else torch.cat([seen.x, replayed.x]))
-        first = self._mean_loss(seen, logits[:n])
+        first = self.loss(logits[:n], seen, False).mean()
         if replayed is None:
             return finite(first), None, self.network.gradient(first)
         m, share, second = len(replayed), self.replay_share, self.loss(logits[n:], replayed, True).mean()
         loss = ((1 - share) * n * first + share * m * second) / (n + m)
         return finite(first), finite(second), self.network.gradient(loss)
-
-    def _mean_loss(self, batch: Batch, logits: Tensor) -> Tensor:
-        return self.loss(logits, batch, False).mean()
 
     # --------------------------------------------------------------------------------------------- what to replay
 
@@ -241,7 +237,7 @@ class CodeReplay(Learner):
     def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
         network = self.network
-        gradient = network.virtual_gradient(virtual.x, partial(self._mean_loss, virtual))
+        gradient = self.plain.virtual_gradient(virtual).gradient
         with network.looking("scoring"), self.codec.looking():
             now = network.twin.tensors()
             before = now if self.previous is None else with_own_buffers(network, self.previous)
@@ -299,10 +295,11 @@ class CodeReplay(Learner):
         with borrowed(self.network.random):
             codec, inputs = self.codec, self._inputs(known.x)
             if not codec.calibrated:
-                codec = renewed(codec, self.memory, inputs)
+                codec = codec.renewed(self.memory, inputs)
             codes = replace(known, x=codec.encode(inputs))
         with all_or_nothing(self.memory, self.coded) as commit:
-            self.coded.keep(codes, known.x, codec=codec)
+            self.coded.keep(codes, known.x)
+            self.coded.codec = codec
             commit()
 
     def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
@@ -339,8 +336,7 @@ class CodeReplay(Learner):
 
     def snapshot(self) -> Restore:
         """Return a function that restores the previous classifier."""
-        now = {"previous": self.previous, "_batches_since_snapshot": self._batches_since_snapshot}
-        return partial(vars(self).update, now)
+        return partial(vars(self).update, previous=self.previous, _batches_since_snapshot=self._batches_since_snapshot)
 
     def _own_state(self) -> dict[str, Any]:
         return self.coded.state_dict() | {

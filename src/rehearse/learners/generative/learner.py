@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -17,7 +17,7 @@ from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
 from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
-from ...network import NamedGradient, Network
+from ...network import NamedGradient, Network, Tensors
 from ...random import RandomState, borrowed
 from ...states import copied, load_network_state, network_state
 from ...undo import Operations, all_or_nothing, assign, run
@@ -26,7 +26,6 @@ from .objectives import Objective, classifier_objective, generator_objective, so
 from .retrieval import Imagined, LatentRetrieval, Retrieved, check_generator, check_retrievals, naming_the_search
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
-Tensors = Mapping[str, Tensor]
 
 
 class Previous(NamedTuple):
@@ -132,7 +131,6 @@ class GenerativeReplay(Learner):
         self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
-        self._generator_checked = False  # on samples of the stream, when the first are there
 
     @property
     def generator(self) -> nn.Module:
@@ -180,11 +178,10 @@ class GenerativeReplay(Learner):
 
     def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
         incoming = super()._accept(x, y, task, id)
-        if not self._generator_checked:
+        if not self.samples_observed:
             with self._looking(), borrowed(self.network.random):
                 first = self._inputs(tree_map(lambda leaf: leaf[:2], incoming.x))
                 check_generator(self.generator_network, first, self.latent, searched=bool(self._searches()))
-            self._generator_checked = True
         return incoming
 
     def _prepared(self, incoming: Batch) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -17,7 +17,7 @@ from ...losses import at_least_float32
 from ...random import RandomState, borrowed
 
 Decode = Literal["own", "previous"]
-Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
+Terms = dict[str, Tensor]
 # Searches per measured one, if measuring takes passes of its own. It divides no round number of batches, so that no
 # batch of a task is measured more often than others.
 MEASURED_EVERY: Final = 7
@@ -92,10 +92,10 @@ class Objective:
     """
 
     coefficients: Coefficients
-    terms: Terms
+    terms: Callable[[Tensor, Iterable[str]], Terms]
     interference: tuple[str, ...]
     measured_every: int = 1
-    first: dict[str, Tensor] | None = None
+    first: Terms | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
         """Return the objective of all points, as one number."""
@@ -114,9 +114,7 @@ class Objective:
         return total - self.coefficients.shell * shell(z) if self.coefficients.shell else total
 
     @torch.no_grad()
-    def measure(
-        self, z: Tensor, known: Mapping[str, Tensor] | None = None, *, whole: bool = True
-    ) -> tuple[Tensor, Tensor]:
+    def measure(self, z: Tensor, known: Terms | None = None, *, whole: bool = True) -> tuple[Tensor, Tensor]:
         """Return interference and entropy of each point.
 
         Args:
@@ -134,7 +132,7 @@ class Objective:
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, ahead: View) -> Objective:
     """Return Eq. 2: KL(y_pre ‖ ŷ) − α H(y_pre), with y_pre = f_θ′(g(z)) and ŷ = f_θᵛ(g(z))."""
 
-    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+    def terms(z: Tensor, wanted: Iterable[str]) -> Terms:
         x = generator.decode(z)
         log_pre = reference.classify(x)
         found = {"entropy": entropy(log_pre)}
@@ -160,9 +158,9 @@ def generator_objective(
         with borrowed(noise):
             return network.loss(x)
 
-    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+    def terms(z: Tensor, wanted: Iterable[str]) -> Terms:
         x = reference.decode(z)
-        found: dict[str, Tensor] = {}
+        found: Terms = {}
         if "reconstruction" in wanted:
             after, before = judged(ahead, ahead.decode(z) if decode == "own" else x), judged(reference, x)
             found = {"kl": after.kl - before.kl, "reconstruction": after.reconstruction - before.reconstruction}

@@ -29,6 +29,7 @@ from torch import Tensor
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
 from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync, write_at
+from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
 from .journal import FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
@@ -46,11 +47,11 @@ class MappedFile:
     _header: Header  # this, and all that is mapped, from `start` or `restore` on
     _layout: Layout
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], capacity: int, changes: Changes) -> None:
         """Name the file; it is opened when it is first needed."""
         if not isinstance(path, str | os.PathLike):
             raise InvalidType(f"path is {path!r}; it must be the name of a file")
-        self.path, self.capacity = Path(path).absolute(), capacity
+        self.path, self.capacity, self._changes = Path(path).absolute(), capacity, changes
         self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 if it holds nothing
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
         self._journal: Journal | None = None  # of the last checkpoint of this history
@@ -60,13 +61,8 @@ class MappedFile:
 
     # ------------------------------------------------------------------------------------------------- the file
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is mapped."""
-        return self._close is not None
-
-    def check_start(self) -> None:
-        """Refuse a place where no new file can be started; changes nothing."""
+    def start(self, x: Tree, columns: dict[str, Tensor]) -> tuple[Tree, dict[str, Tensor]]:
+        """Lay out a new file for samples that look like these, unless there are samples in this place."""
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
@@ -79,13 +75,10 @@ class MappedFile:
                 )
         elif generations(self.path):
             raise InvalidInput(f"{self.path} is gone, its journals are not: delete {self.path}.*.undo to start over")
-
-    def start(self, x: Tree, columns: dict[str, Tensor]) -> tuple[Tree, dict[str, Tensor]]:
-        """Lay out a new file for samples that look like these."""
-        self.check_start()
         layout = Layout.of(x, columns)
         header = Header(layout.text, self.capacity, os.urandom(16))
         size = header.size + self.capacity * layout.row_bytes
+        self._changes.add(self._discard)
         try:
             remove_unfinished(self.path)
             with replacing(self.path, mode=0o600) as file:
@@ -100,7 +93,7 @@ class MappedFile:
                 f"cannot create {self.path} ({size:,} bytes for {self.capacity:,} samples): {problem.strerror}"
             ) from problem
         self._open()
-        return self._columns(self._rows)
+        return self._layout.views(self._rows)
 
     def close(self) -> None:
         """Close the file; what it holds stays there."""
@@ -109,9 +102,9 @@ class MappedFile:
             self._close()
         self._close = None
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Close the file and delete it: nothing was stored in it after all."""
-        if self.is_open:
+        if self._close is not None:
             self.close()
             self.path.unlink()
 
@@ -147,13 +140,9 @@ class MappedFile:
             os.close(descriptor)
             raise
 
-    def _columns(self, rows: Bytes) -> tuple[Tree, dict[str, Tensor]]:
-        """Return views of rows."""
-        return self._layout.views(torch.from_numpy(rows))
-
     def check_process(self) -> None:
         """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
-        if self.is_open and self._process != os.getpid():
+        if self._close is not None and self._process != os.getpid():
             raise InvalidInput(
                 f"{self.path} is in use by process {self._process}, of which this one is a copy: let the child use a "
                 "predictor (learner.predictor()), or a learner with a file of its own"
@@ -164,23 +153,17 @@ class MappedFile:
     def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, or of those that are there the inputs alone, after journaling what they overwrite."""
         rows = self._rows[slots]
-        tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._columns(rows))
+        tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._layout.views(rows))
         self._keep(ROW, slots)
-        self.put(slots, rows, [_digest(row) for row in rows])
+        self._write(slots, rows, [_digest(row) for row in rows])
         self.passed(len(slots))
 
     def erase(self, slots: Slots) -> None:
         """Overwrite samples for good: loading a checkpoint will not bring them back."""
         self._keep(FORGOTTEN, slots)
-        self.put(slots, 0, 0)
+        self._write(slots, 0, 0)
 
-    def held(self, slots: Slots) -> tuple[Bytes, Any]:
-        """Return what `put` needs to write back what is in these slots."""
-        self.check_process()
-        return self._rows[slots], self._digests[slots]
-
-    def put(self, slots: Slots, rows: Bytes | int, digests: Any) -> None:
-        """Overwrite rows without journaling them."""
+    def _write(self, slots: Slots, rows: Bytes | int, digests: Any) -> None:
         overwrite(self._rows, slots, rows)
         self._digests[slots] = digests
 
@@ -199,18 +182,19 @@ class MappedFile:
             for records in in_parts(journal.records(self.capacity), CHUNK):
                 held = np.flatnonzero(kinds_of(records) == ROW)
                 if len(held):
-                    journal.forget(records, held[doomed(*self._columns(records["row"][held])).numpy()])
+                    journal.forget(records, held[doomed(*self._layout.views(records["row"][held])).numpy()])
             sync(journal.path)
 
     def sync(self) -> None:
         """Write everything to the disk."""
         self.check_process()
-        if self.is_open:
-            self._map.flush()
-            os.fsync(self._descriptor)
+        self._map.flush()
+        os.fsync(self._descriptor)
 
     def _keep(self, kind: np.uint64, slots: Slots) -> None:
-        """Journal what the slots held at the last checkpoint, unless that was done."""
+        """Note what is in the slots, and journal what they held at the last checkpoint, unless that was done."""
+        self.check_process()
+        self._changes.add(self._write, slots, self._rows[slots], self._digests[slots])
         fresh = slots[~self._touched[slots]]
         held = fresh[self._digests[fresh] != 0]
         if self._journal is not None and len(held):
@@ -257,7 +241,7 @@ class MappedFile:
         self.check_process()
         if not self.path.exists():
             raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
-        was_open = self.is_open
+        was_open = self._close is not None
         try:
             if not was_open:
                 self._open()
@@ -266,7 +250,7 @@ class MappedFile:
             if not was_open:
                 self.close()
             raise
-        return (*self._columns(self._rows), forgotten)
+        return (*self._layout.views(self._rows), forgotten)
 
     def _journals_since(self, state: dict[str, Any]) -> list[Journal]:
         """Return the journal of a checkpoint and the later ones."""
@@ -278,7 +262,7 @@ class MappedFile:
                 f"{self.path} cannot go back to checkpoint {generation} (it can to: {live or 'none'}): a later one "
                 "was saved over it, or an earlier one was loaded and continued"
             )
-        return [self._journal_of(number) for number in live if number >= generation]
+        return self._journals(generation)
 
     def _go_back(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> Slots:
         """Find where each row of the checkpoint is, compare it with its digest, and rewrite file and journals."""
@@ -321,8 +305,8 @@ class MappedFile:
     def _journal_of(self, generation: int) -> Journal:
         return Journal(self.path, self._header.name, generation, self._layout.row_bytes)
 
-    def _journals(self) -> list[Journal]:
-        return [self._journal_of(generation) for generation in generations(self.path)] if self.is_open else []
+    def _journals(self, first: int = 0) -> list[Journal]:
+        return [self._journal_of(generation) for generation in generations(self.path) if generation >= first]
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType("a memory in a file cannot be copied or pickled; use rehearse.save and rehearse.load")

@@ -18,7 +18,6 @@ from ..index import Slots
 Bytes = NDArray[np.uint8]
 
 MAGIC: Final = b"REHUNDO1"
-HEADER: Final = struct.Struct("<8s16sQI")  # magic, file, generation, bytes of a row; then a checksum
 ROW, FORGOTTEN = (
     np.uint64(1),
     np.uint64(2),
@@ -48,7 +47,7 @@ class Journal:
         """Name the journal of a file of rows."""
         self.path, self.generation = journal_path(rows, generation), generation
         self._record = np.dtype([("head", "<u8"), ("slot", "<i8"), ("row", "u1", (row_bytes,))])
-        head = HEADER.pack(MAGIC, file, generation, row_bytes)
+        head = struct.pack("<8s16sQI", MAGIC, file, generation, row_bytes)
         self._header = head + struct.pack("<I", zlib.crc32(head))
         self._salt = zlib.crc32(self._header)
 
