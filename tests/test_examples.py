@@ -31,7 +31,8 @@ SAYS = {
 
 
 def test_every_example_is_known_here():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys()
+    """The service runs until it is stopped: test_service.py has its tests."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | {"service"}
 
 
 @pytest.fixture(scope="module")

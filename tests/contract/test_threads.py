@@ -192,6 +192,25 @@ def test_learners_in_two_threads_do_not_disturb_each_other() -> None:
         assert all(bool(parameter.isfinite().all()) for parameter in learner.model.parameters())
 
 
+def test_learners_that_draw_nothing_learn_in_two_threads_what_each_learns_alone() -> None:
+    def learner(seed: int) -> Replay:
+        model, optimizer = build("norm", "momentum")
+        return Replay(model, optimizer, RingMemory(60, seed=seed), MostInterfered(8), budget=4, seed=seed)
+
+    def learn(one: Replay) -> None:
+        for number in range(20):
+            one.observe(*batch(number))
+            one.predict(batch(50)[0])
+
+    together, alone = [learner(0), learner(1)], [learner(0), learner(1)]
+    for thread in [Thread(lambda one=one: learn(one)) for one in together]:
+        thread.join()
+    for one, other in zip(together, alone, strict=True):
+        learn(other)
+        assert_same(one.model.state_dict(), other.model.state_dict())
+        assert_same(one.memory.state_dict(), other.memory.state_dict())
+
+
 def test_checkpoints_saved_while_another_thread_learns_are_consistent(tmp_path: Path) -> None:
     learner = replay()
     thread = Thread(lambda: [learner.observe(*batch(n)) for n in range(60)])

@@ -14,12 +14,13 @@ from ..batch import Batch, Step, Tree
 from ..checks import check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, InvalidType, NotFinite
-from ..heads import find_head
+from ..heads import Growth
 from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
-from ..undo import all_or_nothing, assign, run
+from ..serving import FrozenNetwork, Served
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -144,26 +145,28 @@ class GDumb(Learner):
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
+        return self._pass(x, self._trained_tensors())
+
+    def _served(self) -> Served:
+        return Served(FrozenNetwork(self.network, self._trained_tensors()))
+
+    def _trained_tensors(self) -> dict[str, Tensor]:
+        """Return what training on the memory as it is gives, as far as it is not the model."""
         if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)
             with all_or_nothing(private):
                 self._train(private)
             self._trained = self.memory.changes, private.frozen()
-        return self._pass(x, {name: tensor.to(self.device) for name, tensor in self._trained[1].items()})
+        return {name: tensor.to(self.device) for name, tensor in self._trained[1].items()}
 
     # ------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; new outputs have their first weights in every later training."""
-        with self.lock:
-            added = super().grow(classes)
-            name, head = find_head(self.model)
-            for key, parameter in head.named_parameters(prefix=name, recurse=False):
-                first = self._initial[key]
-                self._initial[key] = torch.cat([first, parameter.detach()[len(first) :].to(first)])
-            if self._trained[1]:
-                self._trained = None, {}
-            return added
+    def _grow_with(self, grown: Growth) -> Operations:
+        """New outputs have their first weights in every later training."""
+        held = {name: self._initial[name] for name in grown.values}
+        initial = {name: torch.cat([first, grown.values[name][len(first) :].to(first)]) for name, first in held.items()}
+        trained = (None, {}) if self._trained[1] else self._trained
+        return assign(self, _initial=self._initial | initial, _trained=trained)
 
     def _own_state(self) -> dict[str, Any]:
         trained = self._trained == (self.memory.changes, {})

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,11 +21,13 @@ from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
-from ..memory.ids import ID, as_ids, matching, no_ids
+from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
-from ..undo import Operations, Restore, all_or_nothing, assign, run
+from ..serving import FrozenNetwork
+from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
 from .base import Learner
 from .herding import class_means, herding
+from .nearest_means import NearestMeans, minus_distances, unit
 
 Keep = Literal["memory", "task"]
 
@@ -137,11 +140,8 @@ class ICaRL(Learner):
         """
         if self.tasks.labels:
             raise InvalidInput("a task is running; end it before storing other data: learner.end_task()")
-        with self._looking():
-            try:
-                return super().remember(data, limit)
-            finally:
-                self.end_task()
+        with self._looking(), restoring(self.end_task):  # once begun it ends, even if it is interrupted
+            return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:
         labels = self._labels_of(known)
@@ -211,18 +211,21 @@ class ICaRL(Learner):
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove samples for good, also those of the running task that are kept beside the memory."""
         with self.lock:
-            if not self.tasks.kept:
+            if not self.tasks.kept or (slots is None and (ids is None) == (predicate is None)):
                 return super().forget(ids=ids, slots=slots, predicate=predicate)
             if slots is not None:
                 raise InvalidInput("the running task is kept beside the memory too: use ids or a predicate")
-            kept, running = _together(self.tasks.kept), len(self.memory.running())
-            doomed = torch.zeros(len(kept), dtype=torch.bool)
-            if predicate is not None or (ids is not None and ID in kept.columns):
-                doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
-            removed = super().forget(ids=ids, predicate=predicate)
-            self.tasks = self.tasks._replace(kept=(kept.take((~doomed).nonzero().flatten()),))
-            twice = running - len(self.memory.running())  # the memory's samples of the running task are copies
-            return removed - twice + int(doomed.sum())
+            names, kept = None if ids is None else named_ids(ids), _together(self.tasks.kept)
+            running, stored = self.memory.running(), self.memory.slots()
+            named = names is None or ID in kept.columns
+            doomed = matching(kept, names, predicate) if named else torch.zeros(len(kept), dtype=torch.bool)
+            removed = stored[matching(self.memory.get(stored), names, predicate)].numpy()
+            tasks = self.tasks._replace(kept=(kept.take((~doomed).nonzero().flatten()),))
+            with all_or_nothing(self.memory) as commit:
+                self.memory.discard(removed)
+                commit(assign(self, tasks=tasks))
+            twice = np.isin(removed, running).sum()  # the memory's samples of the running task are copies
+            return len(removed) - int(twice) + int(doomed.sum())
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""
@@ -232,16 +235,24 @@ class ICaRL(Learner):
 
     def _evaluate(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
-        features = self._features(x)
-        if not len(self.memory):
-            return features.new_zeros(len(features), outputs(self.model))
-        labels, means = self._class_means()
-        logits = features.new_full((len(features), outputs(self.model)), -torch.inf)
-        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
-        return logits
+        return minus_distances(self._features(x), *self._class_means(), outputs(self.model))
+
+    def _served(self) -> NearestMeans:
+        head, _ = find_head(self.model)
+        body = FrozenNetwork(self.network, {}, until=head)
+        served = NearestMeans(body, *self._class_means(), outputs(self.model))
+        if len(self.memory):
+            some = self.memory.get(self.memory.slots()[:1]).x
+            if not torch.equal(served(some), self._evaluate(some)):
+                raise InvalidInput(
+                    f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer"
+                )
+        return served
 
     def _class_means(self) -> tuple[Tensor, Tensor]:
         """Return the classes that samples are stored of, and the mean of φ over the samples of each."""
+        if not len(self.memory):
+            return torch.empty(0, dtype=torch.long, device=self.device), torch.empty(0, 0, device=self.device)
         now = versions(self.model, self.memory)
         if self._means is None or self._means[0] != now:
             stored = self.memory.all()
@@ -254,7 +265,7 @@ class ICaRL(Learner):
         with self.network.looking("evaluation"):
             ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
             parts = [ask(self._ready(part), tensors, name)[1] for part in tree_parts(x)]
-        return F.normalize(at_least_float32(torch.cat(parts)).flatten(1), dim=1)
+        return unit(torch.cat(parts))
 
     # ------------------------------------------------------------------------------------------------------- state
 

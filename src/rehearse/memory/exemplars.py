@@ -52,6 +52,10 @@ class ExemplarMemory(Memory):
         running: Slots = slots[ranks.numpy() == RUNNING]
         return running
 
+    def discard(self, slots: Slots) -> None:
+        """Erase the samples at these slots, inside `all_or_nothing`."""
+        self._remove(slots)
+
     def enrol(self, groups: Iterable[Batch]) -> None:
         """End a task: store its exemplars, one batch per group, best first, in place of all running samples."""
         groups, seen = list(groups), self.seen

@@ -14,6 +14,7 @@ from ...checks import check_choice
 from ...errors import CheckpointError, InvalidInput
 from ...memory import Memory
 from ...network import Network
+from ...serving import FrozenNetwork
 from ...states import copied
 
 CodeType = Literal["float32", "float16", "uint8"]
@@ -71,6 +72,12 @@ class Codec:
             parts.append(self.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
         return new.calibrated_on(parts)
 
+    def frozen(self) -> Codec:
+        """Return a copy with a network of its own, which never changes."""
+        with self.network.looking("evaluation"):
+            network = FrozenNetwork(self.network, self.tensors, batch_statistics=self.statistics == "batch")
+        return replace(self, network=network, tensors=dict(network.model.named_parameters()), statistics="running")
+
     @property
     def calibrated(self) -> bool:
         """Whether bytes have their scale; other codes need none."""
@@ -87,13 +94,13 @@ class Codec:
         if not self.calibrated:
             raise InvalidInput("codes of 8 bits need a scale first: call begin_task or observe before")
         floats = self._encoded(x)
-        if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
+        if not _all_finite(floats.square().sum()):  # nor would distances between codes be
             raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
         if self.codes == "uint8":
             levels = (floats - _by_channel(self.low, floats)) / _by_channel(self.step, floats)
             return levels.round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
         stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
-        if not bool(stored.isfinite().all()):
+        if not _all_finite(stored):
             raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
         return stored.contiguous().cpu()
 
@@ -190,6 +197,11 @@ def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
     if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
         found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
         raise InvalidInput(f"autoencoder.decode returns {found} for inputs of shape {tuple(x.shape)}")
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Return whether all values are finite; a program that is being exported cannot know."""
+    return torch.compiler.is_compiling() or bool(values.isfinite().all())
 
 
 def _by_channel(values: Tensor, codes: Tensor) -> Tensor:

@@ -97,20 +97,21 @@ class CodedMemory:
         changes, size = None, min(self.schedule.batch, len(x))
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
-            with self.network.random, all_or_nothing(self.network, self.memory, self) as commit:
-                if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
-                    again, passed = changes is None and number > 0, self.network.samples_passed
-                    changes, slots = self.memory.changes, self.memory.slots(excluded)
-                    order = torch.from_numpy(self._order(len(x), epoch, task))
-                    with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
-                        read = read_ahead(self.codec, self.memory, slots, len(x))
-                    if again:  # after an interruption, which must not count
-                        self.network.samples_passed = passed
-                self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
-                if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
-                    self.update(ready(x[order[:CALIBRATION_SAMPLES]]))
-                self.input, self.begun = form_of(x), (task, len(x), step + 1)
-                self.prepared_task = task if step + 1 == steps else None
+            with all_or_nothing(self.network, self.memory, self) as commit:
+                with self.network.random:
+                    if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
+                        again, passed = changes is None and number > 0, self.network.samples_passed
+                        changes, slots = self.memory.changes, self.memory.slots(excluded)
+                        order = torch.from_numpy(self._order(len(x), epoch, task))
+                        with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
+                            read = read_ahead(self.codec, self.memory, slots, len(x))
+                        if again:  # after an interruption, which must not count
+                            self.network.samples_passed = passed
+                    self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
+                    if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
+                        self.update(ready(x[order[:CALIBRATION_SAMPLES]]))
+                    self.input, self.begun = form_of(x), (task, len(x), step + 1)
+                    self.prepared_task = task if step + 1 == steps else None
                 commit()
             if on_step is not None:
                 on_step(step + 1, steps)

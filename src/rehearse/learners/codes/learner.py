@@ -19,11 +19,13 @@ from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
+from ...serving import FrozenNetwork
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
+from .rebuilt import Rebuilt
 from .search import CodeSearch, check_search
 
 
@@ -205,8 +207,8 @@ class CodeReplay(Learner):
 
     def _take_snapshot(self) -> None:
         if self._batches_since_snapshot:
-            self.previous = None if self.search is None else self.network.frozen()
-            self._batches_since_snapshot = 0
+            previous = None if self.search is None else self.network.frozen()
+            run(assign(self, previous=previous, _batches_since_snapshot=0))  # at once, for an interrupt
 
     def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[float, float | None, NamedGradient]:
         """Return the losses of B̃_n and B_M, and the gradient of their weighted sum."""
@@ -303,6 +305,10 @@ class CodeReplay(Learner):
             inputs = self.codec.rebuild(inputs)
         with self.network.looking("evaluation"):
             return at_least_float32(self.network(inputs, self.network.twin.tensors()))
+
+    def _served(self) -> Rebuilt:
+        codec = self.codec.frozen() if self.autoencode_test else None
+        return Rebuilt(FrozenNetwork(self.network, {}), codec)
 
     def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
         x = self._inputs(batch.x)

@@ -15,6 +15,7 @@ from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map,
 from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
+from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
 from ...network import NamedGradient, Network, Tensors
 from ...random import RandomState, borrowed
@@ -338,13 +339,10 @@ class GenerativeReplay(Learner):
 
     # --------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; a stale gradient of the head before does not fit any more."""
-        with self.lock:
-            added = super().grow(classes)
-            if added:
-                self.past = self.past._replace(gradients=(None, self.past.gradients[1]))
-            return added
+    def _grow_with(self, grown: Growth) -> Operations:
+        """A stale gradient of the head before does not fit any more."""
+        past = self.past._replace(gradients=(None, self.past.gradients[1])) if grown.added else self.past
+        return assign(self, past=past)
 
     def _networks(self) -> list[Network]:
         return [self.network, self.generator_network]

@@ -110,7 +110,8 @@ class MappedFile:
 
     def _open(self) -> None:
         descriptor, header = self._locked()
-        self._close = weakref.finalize(self, release, descriptor)
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, release, descriptor, self._process)
         layout, found = Layout(header.layout), os.fstat(descriptor).st_size
         size = header.size + self.capacity * layout.row_bytes
         if header.capacity != self.capacity or found < size:
@@ -139,6 +140,14 @@ class MappedFile:
             os.close(descriptor)
             raise
 
+    def check_process(self) -> None:
+        """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
+        if self._close is not None and self._process != os.getpid():
+            raise InvalidInput(
+                f"{self.path} is in use by process {self._process}, of which this one is a copy: let the child use a "
+                "predictor (learner.predictor()), or a learner with a file of its own"
+            )
+
     # ------------------------------------------------------------------------------------------------ overwriting
 
     def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
@@ -160,6 +169,7 @@ class MappedFile:
 
     def passed(self, rows: int) -> None:
         """Count the rows that were touched, and release pages now and then, so that the process stays small."""
+        self.check_process()
         self._resident += rows * (self._layout.row_bytes + AROUND)
         if self._resident > RESIDENT:
             self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was written stays written
@@ -167,6 +177,7 @@ class MappedFile:
 
     def erase_past(self, doomed: Callable[[Tree, dict[str, Tensor]], Tensor]) -> None:
         """Overwrite samples that are in the journals, if ``doomed`` returns true for them."""
+        self.check_process()
         for journal in self._journals():
             for records in in_parts(journal.records(self.capacity), CHUNK):
                 held = np.flatnonzero(kinds_of(records) == ROW)
@@ -176,11 +187,13 @@ class MappedFile:
 
     def sync(self) -> None:
         """Write everything to the disk."""
+        self.check_process()
         self._map.flush()
         os.fsync(self._descriptor)
 
     def _keep(self, kind: np.uint64, slots: Slots) -> None:
         """Note what is in the slots, and journal what they held at the last checkpoint, unless that was done."""
+        self.check_process()
         self._changes.add(self._write, slots, self._rows[slots], self._digests[slots])
         fresh = slots[~self._touched[slots]]
         held = fresh[self._digests[fresh] != 0]
@@ -197,6 +210,7 @@ class MappedFile:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return a generation to come back to, and what there is to be found then."""
+        self.check_process()
         header, journal = self._header, self._journal
         if journal is None or self._touched.any():
             self.sync()
@@ -208,6 +222,7 @@ class MappedFile:
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this checkpoint is safe: no older one will be loaded."""
+        self.check_process()
         self._header.confirmed = max(self._header.confirmed, int(state["generation"]))
         self._write_counter()
         for journal in self._journals():
@@ -223,6 +238,7 @@ class MappedFile:
         Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
         again.
         """
+        self.check_process()
         if not self.path.exists():
             raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
         was_open = self._close is not None
