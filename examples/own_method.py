@@ -24,4 +24,4 @@ METHODS["er-warm"] = learner("plain replay with a warm-up", WarmReplay, Reservoi
 if __name__ == "__main__":
     from rehearse.lab.cli.app import app
 
-    app(["run", "er", "er-warm", "--import", __file__, "--stream", "split-mnist-5k", "--seeds", "1", "-o", "warmup=500"])
+    app(["run", "er", "er-warm", "--import", __file__, "--stream", "split-mnist-5k", "--seeds=1", "-o", "warmup=500"])

@@ -1,10 +1,10 @@
-"""Your own retrieval on the command line: `rehearse run er-hardest --import own_retrieval.py --stream split-mnist-5k`."""
+"""Your own retrieval: `rehearse run er-hardest --import own_retrieval.py --stream split-mnist-5k`."""
 
 from typing import Any
 
 import torch
 
-from rehearse import Batch, Uniform
+from rehearse import Batch
 from rehearse.lab.methods import METHODS, replay
 
 
