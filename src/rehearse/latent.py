@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from numbers import Integral
@@ -133,13 +133,11 @@ class LatentSearch:
 
     steps: int = 10
     step_size: float = 0.1
-    searches: int = field(default=0, init=False)
-    fallbacks: int = field(default=0, init=False)
-    measured: int = field(default=0, init=False)
-    sums: list[float] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         """Check the arguments."""
+        self.searches = self.fallbacks = self.measured = 0
+        self.sums: list[float] = []
         if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
             raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
         if not is_number(self.step_size) or not 0 < self.step_size < math.inf:

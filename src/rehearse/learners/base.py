@@ -253,7 +253,11 @@ class Learner(ABC):
         with network.looking("evaluation"):
             tensors = network.twin.tensors()
             tensors |= self._statistics() if statistics is None else statistics
-            return at_least_float32(network(self._ready(x), tensors))
+            return at_least_float32(network(self._seen(x), tensors))
+
+    def _seen(self, x: Tree) -> Tree:
+        """Return inputs as the model sees them in prediction."""
+        return self._ready(x)
 
     def _ready(self, x: Tree) -> Tree:
         """Return inputs as the model takes them."""

@@ -15,7 +15,6 @@ from ...checks import check_positive, check_second, check_switches, check_task, 
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ...latent import LatentSearch, View
-from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
@@ -228,19 +227,17 @@ class CodeReplay(Learner):
         if not self.memory.eligible(excluded):
             return None
         distinct = self.budget // self.copies
-        if self.search is None:
+        stored = None if self.search is None else self._interfered(self.search, codes, virtual, excluded, distinct)
+        if stored is None:  # there is no search, or it led too far out
             stored = self.memory.sample(distinct, exclude_task=excluded)
-        else:
-            stored = self._interfered(self.search, codes, virtual, excluded, distinct)
         return self._readable(stored).take(torch.arange(len(stored)).repeat(self.copies))
 
-    def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
+    def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch | None:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
         network = self.network
         gradient = self.plain.virtual_gradient(virtual).gradient
         with network.looking("scoring"), self.codec.looking():
-            now = network.twin.tensors()
-            before = now if self.previous is None else with_own_buffers(network, self.previous)
+            before = network.twin.tensors() | with_own_buffers(network, self.previous or {})
             ahead = network.twin.tensors() | network.look_ahead(gradient)
             views = View.scoring(network, before), View.scoring(network, ahead)
             try:
@@ -299,12 +296,9 @@ class CodeReplay(Learner):
             self.coded.keep(replace(known, x=self.codec.encode(inputs)), known.x)
             commit()
 
-    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
+    def _seen(self, x: Tree) -> Tensor:
         inputs = self._inputs(x)
-        if self.autoencode_test and len(inputs):
-            inputs = self.codec.rebuild(inputs)
-        with self.network.looking("evaluation"):
-            return at_least_float32(self.network(inputs, self.network.twin.tensors()))
+        return self.codec.rebuild(inputs) if self.autoencode_test and len(inputs) else inputs
 
     def _served(self) -> Rebuilt:
         codec = self.codec.frozen() if self.autoencode_test else None

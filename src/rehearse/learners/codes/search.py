@@ -56,8 +56,8 @@ class CodeSearch:
 
     def retrieve(
         self, memory: Memory, codec: Codec, codes: Tensor, previous: View, ahead: View, exclude_task: Any, count: int
-    ) -> Batch:
-        """Return the ``count`` stored codes nearest to where the search leads from these; random ones if it fails."""
+    ) -> Batch | None:
+        """Return the ``count`` stored codes nearest to where the search leads from these, or None if it fails."""
         decode = partial(codec.decode, dtype=previous.dtype or torch.float32)
         found = self(codec.floats(codes), decode, previous, ahead)
         if found is not None:
@@ -69,7 +69,7 @@ class CodeSearch:
             if near is not None:
                 return candidates.take(near)
             self.search.fallbacks += 1  # finite points, but too far out for distances to be finite
-        return memory.sample(count, exclude_task)
+        return None
 
     def __call__(self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, ahead: View) -> Tensor | None:
         """Return where the search leads from these codes, or None if that is not finite."""

@@ -177,6 +177,7 @@ class GenerativeReplay(Learner):
             self.past = self._taken(self.past)
 
     def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+        """Check a batch, and with the first one the generator; changes nothing."""
         incoming = super()._accept(x, y, task, id)
         if not self.progress.samples:
             with self._looking(), borrowed(self.network.random):
