@@ -334,7 +334,7 @@ class Memory(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
-        if state["file"] is not None and self._rows.file is not None:
+        if state["file"] is not None and self._rows.file is not None and self._rows.x is not None:  # else it is closed
             self._rows.file.confirm(state["file"])
 
     def close(self) -> None:
