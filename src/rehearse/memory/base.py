@@ -93,7 +93,10 @@ class Memory(ABC):
         return self._index.count()
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
-        """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
+        """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs beside the batch.
+
+        Whether a new file can be started is found out by `keep`, which then raises before it changes anything.
+        """
         self._check_policy(batch)
         n = len(batch)
         stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
