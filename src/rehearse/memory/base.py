@@ -93,7 +93,7 @@ class Memory(ABC):
         return self._index.count()
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
-        """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs beside the batch.
+        """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs besides it.
 
         Whether a new file can be started is found out by `keep`, which then raises before it changes anything.
         """
