@@ -142,6 +142,18 @@ def test_a_confirmed_state_frees_the_older_ones(mapped: ReservoirMemory, tmp_pat
     mapped.load_state_dict(new)
 
 
+def test_a_closed_memory_writes_nowhere(mapped: ReservoirMemory, tmp_path: Path) -> None:
+    """Its descriptor may be that of another file by now."""
+    feed(mapped, 0, 10)
+    state = mapped.state_dict()
+    mapped.close()
+    others = [open(tmp_path / f"other {number}", "w+b") for number in range(20)]  # noqa: SIM115
+    mapped.confirm(state)
+    for other in others:
+        other.close()
+    assert all((tmp_path / f"other {number}").stat().st_size == 0 for number in range(20))
+
+
 def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
     feed(mapped, 0, 10)
     fork = mapped.state_dict()

@@ -73,13 +73,12 @@ class ClassBalancedMemory(Memory):
         return slot
 
     def _policy_state(self) -> dict[str, Any]:
-        slots = [slot for share in self._share.values() for slot in share]
         return {
             "classes": list(self._share),
             "sizes": [len(share) for share in self._share.values()],
             "seen": [self._seen_of[label] for label in self._share],
             "sampled": sorted(self._sampled),
-            "slots": torch.tensor(slots, dtype=torch.int64),
+            "slots": torch.tensor([slot for share in self._share.values() for slot in share], dtype=torch.int64),
             "used": min(self.seen, self.capacity),
         }
 

@@ -93,11 +93,13 @@ class Memory(ABC):
         return self._index.count()
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
-        """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
+        """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs besides it.
+
+        Whether a new file can be started is found out by `keep`, which then raises before it changes anything.
+        """
         self._check_policy(batch)
         n = len(batch)
-        arrived = torch.arange(self.seen, self.seen + n)
-        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
+        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
         for name, values in {**batch.columns, **columns}.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
@@ -142,8 +144,9 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, of, x = torch.from_numpy(taken), torch.from_numpy(kept), batch.x
+            where, x = torch.from_numpy(taken), batch.x
             if len(kept) < len(batch):
+                of = torch.from_numpy(kept)
                 x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())
@@ -195,7 +198,8 @@ class Memory(ABC):
     def _at(self, slots: Tensor) -> Batch:
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add samples before retrieving any")
-        return _as_batch(*self._rows.read(slots), slots)
+        x, columns = self._rows.read(slots)
+        return _as_batch(x, columns, slots)
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""
@@ -333,7 +337,7 @@ class Memory(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
-        if state["file"] is not None and self._rows.file is not None:
+        if state["file"] is not None and self._rows.file is not None and self._rows.x is not None:  # else it is closed
             self._rows.file.confirm(state["file"])
 
     def close(self) -> None:
