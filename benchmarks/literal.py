@@ -1,8 +1,7 @@
-"""The textbook steps of ER and ER-MIR, written as the paper's program does them and independent of the package.
+"""Steps of ER and ER-MIR as in the reference implementation, independent of the library.
 
-A deep copy of the model takes the virtual step along a flattened gradient, the eligible memories are found by a
-boolean mask over the whole memory, every batch passes by itself, everything is float32 in torch's default layout.
-This is what the package is measured against, and what its choices are tested against.
+A deep copy of the model takes the virtual step along a flattened gradient, eligible samples are found by a boolean mask
+over the whole memory, every batch has a pass of its own, everything is float32 in torch's default layout.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass
 class Buffer:
-    """Rows, labels and tasks in float32, as many as were filled."""
+    """Stored samples in float32, with labels and tasks."""
 
     x: Tensor
     y: Tensor
@@ -26,19 +25,19 @@ class Buffer:
 
     @classmethod
     def empty(cls, capacity: int, shape: tuple[int, ...]) -> Buffer:
-        rows = torch.zeros(capacity, *shape)
-        return cls(rows, torch.zeros(capacity, dtype=torch.long), torch.full((capacity,), -1))
+        x = torch.zeros(capacity, *shape)
+        return cls(x, torch.zeros(capacity, dtype=torch.long), torch.full((capacity,), -1))
 
     def put(self, slot: int, x: Tensor, y: Tensor, task: int) -> None:
         self.x[slot], self.y[slot], self.task[slot] = x, y, task
 
     def eligible(self, task: int) -> Tensor:
-        """The slots of other tasks, by a mask over everything."""
+        """Return the slots of other tasks, by a mask over all slots."""
         return ((self.task != task) & (self.task >= 0)).nonzero().flatten()
 
 
 class Reservoir:
-    """Algorithm R, one example after the other."""
+    """Algorithm R, one sample after the other."""
 
     def __init__(self, capacity: int, seed: int = 0) -> None:
         self.capacity, self.seen = capacity, 0
@@ -53,7 +52,7 @@ class Reservoir:
 
 
 def draw(buffer: Buffer, task: int, n: int) -> Tensor | None:
-    """``n`` eligible slots at random."""
+    """Return ``n`` eligible slots at random."""
     eligible = buffer.eligible(task)
     if len(eligible) == 0:
         return None
@@ -61,13 +60,13 @@ def draw(buffer: Buffer, task: int, n: int) -> Tensor | None:
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
-    """All gradients in one vector; zero where a parameter has none."""
+    """Return all gradients in one vector; zero where a parameter has none."""
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([part.reshape(-1) for part in parts])
 
 
 def virtual_copy(model: nn.Module, gradient: Tensor, lr: float) -> nn.Module:
-    """A copy of the model, moved by one step of SGD along the flattened gradient."""
+    """Return a copy of the model after one step of SGD along the flattened gradient."""
     copied = copy.deepcopy(model)
     start = 0
     for parameter in copied.parameters():
@@ -78,7 +77,7 @@ def virtual_copy(model: nn.Module, gradient: Tensor, lr: float) -> nn.Module:
 
 
 def interference(model: nn.Module, x: Tensor, y: Tensor, gradient: Tensor, lr: float) -> tuple[Tensor, Tensor]:
-    """The losses of candidates before and after the virtual step, in the model's present mode."""
+    """Return the losses of candidates before and after the virtual step, in the model's present mode."""
     virtual = virtual_copy(model, gradient, lr)
     with torch.no_grad():
         before = F.cross_entropy(model(x), y, reduction="none")
@@ -89,7 +88,7 @@ def interference(model: nn.Module, x: Tensor, y: Tensor, gradient: Tensor, lr: f
 def er_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, buffer: Buffer, x: Tensor, y: Tensor, task: int, budget: int
 ) -> None:
-    """Plain replay: the incoming batch, then the recalled one, then a step along the sum of both gradients."""
+    """Pass the incoming batch, then the replayed one, then step along the sum of both gradients."""
     optimizer.zero_grad()
     F.cross_entropy(model(x), y).backward()
     slots = draw(buffer, task, budget)
@@ -109,10 +108,10 @@ def er_mir_step(
     candidates: int,
     lr: float,
 ) -> Tensor | None:
-    """The step of Algorithm 1 without shortcuts; returns the recalled slots.
+    """Take the step of Algorithm 1 without shortcuts, and return the replayed slots.
 
-    The gradient for the virtual step comes from a pass of its own, as in the paper's program; the update then passes
-    the incoming batch again.
+    The gradient for the virtual step comes from a pass of its own, as in the reference implementation; the update then
+    passes the incoming batch again.
     """
     slots = draw(buffer, task, candidates)
     chosen = None

@@ -1,10 +1,8 @@
-"""The textbook step of GEN and GEN-MIR, written as the paper's program does it and independent of the package.
+"""The step of GEN and GEN-MIR as in the reference implementation, independent of the library.
 
 The search goes round by round in a Python loop, ten points at a time; a deep copy of each network takes the virtual
-step along whatever gradient is left from the batch before; both losses of a generator are made, though nothing is
-asked of the part whose coefficient is zero; a gated layer with an activation multiplies its values out twice. All that
-is as published: this is what the package is timed against on the machine at hand, so it counts products and calls as
-the authors' program does.
+step along the gradient that is left from the batch before; both parts of a generator's loss are computed, also if the
+coefficient of one is zero; a gated layer with an activation computes its values twice. All that is as published.
 """
 
 from __future__ import annotations
@@ -116,7 +114,7 @@ def soft(target: Tensor, scores: Tensor) -> Tensor:
 
 
 class Literal:
-    """One learner of the textbook: call it with batches, `end_task` between tasks."""
+    """The learner: called with batches, and with `end_task` between tasks."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -130,16 +128,6 @@ class Literal:
     def end_task(self) -> None:
         self.previous = copy.deepcopy(self.classifier).eval(), copy.deepcopy(self.vae).eval()
         self.seen = 0
-
-    @torch.no_grad()
-    def evaluate(self, x: Tensor, y: Tensor) -> None:
-        """Accuracy and both losses of a set, 64 rows at a time."""
-        self.classifier.eval(), self.vae.eval()
-        for rows, labels in zip(x.split(64), y.split(64), strict=True):
-            scores = self.classifier(rows)
-            F.cross_entropy(scores, labels).item(), (scores.argmax(1) == labels).sum().item()
-            self.vae(rows)[0].item()
-        self.classifier.train(), self.vae.train()
 
     def __call__(self, x: Tensor, y: Tensor) -> None:
         self.seen += len(x)

@@ -1,8 +1,7 @@
-"""The hybrid as the paper's program does it, independent of the package but for the two networks.
+"""AE and AE-MIR as in the reference implementation, independent of the library except for the two networks.
 
 Every network is in train mode at all times, in torch's default layout and float32; eligible codes are found by a
-boolean mask over the whole buffer; virtual and previous networks are deep copies. It is what the package is measured
-against.
+boolean mask over the whole buffer; virtual and previous networks are deep copies.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class LiteralHybrid:
         self.codes, self.y, self.task = codes, y, task
 
     def autoencoder_step(self, x: Tensor, memories: Tensor | None) -> Tensor:
-        """A step on what arrives and on decoded memories; gives the reconstructions of what arrived."""
+        """Step on incoming and decoded samples; return the reconstructions of the incoming ones."""
         both = x if memories is None else torch.cat([x, memories])
         rebuilt = self.autoencoder.decode(self.autoencoder.encode(both))
         self.adam.zero_grad()
@@ -37,11 +36,11 @@ class LiteralHybrid:
         return rebuilt[: len(x)].detach()
 
     def training_epoch_step(self, x: Tensor, y: Tensor, task: int) -> None:
-        """A batch of the first four epochs: the autoencoder alone."""
+        """Learn from a batch of the first four epochs: the autoencoder alone."""
         self.autoencoder_step(x, self.decoded(self.random(task)))
 
     def last_epoch_step(self, x: Tensor, y: Tensor, task: int) -> None:
-        """A batch of the fifth epoch: the autoencoder once more, and the classifier."""
+        """Learn from a batch of the fifth epoch: the autoencoder once more, and the classifier."""
         rows = self.random(task)
         if rows is not None and self.search:
             rows = self.interfered(x, y, task)
@@ -71,7 +70,7 @@ class LiteralHybrid:
             return self.previous_autoencoder.decode(self.codes[rows])
 
     def interfered(self, x: Tensor, y: Tensor, task: int) -> Tensor:
-        """One ascent from the codes of the batch; the nearest of 500 codes each; these ten, ten times."""
+        """Return the nearest of 500 codes to each code of the batch after one ascent, these ten ten times."""
         virtual = copy.deepcopy(self.model)
         sgd = torch.optim.SGD(virtual.parameters(), lr=LR)
         sgd.zero_grad()

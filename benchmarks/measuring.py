@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from rehearse.compute import native_bfloat16
 
-from elsewhere import Elsewhere
+from elsewhere import Step, Timed, cpu_seconds
 from rehearse.lab.environment import environment
-from subjects import ROWS, Step, images
+from rehearse.precision import supports_bfloat16
+
+
+def has_bfloat16() -> bool:
+    """Return whether this processor multiplies bfloat16 in hardware."""
+    return supports_bfloat16(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times the one is of the other: the median over repeats, and the middle half of them."""
+    """How many times one is of the other: the median over repeats, and the quartiles."""
 
     median: float
     low: float
@@ -31,49 +33,50 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of CPU a step, by subject and repeat."""
+    """Milliseconds of CPU time of a step, by subject and repeat."""
 
     values: Mapping[str, list[float]]
 
     def median(self, name: str) -> float:
+        """Return the median of a subject."""
         return statistics.median(self.values[name])
 
     def ratio(self, name: str, to: str) -> Ratio:
-        ratios = sorted(a / b for a, b in zip(self.values[name], self.values[to], strict=True))
-        low, _, high = statistics.quantiles(ratios, n=4)
-        return Ratio(statistics.median(ratios), low, high)
+        """Return how many times the one is of the other."""
+        return ratio(self.values[name], self.values[to])
 
 
-def batches(kind: str, count: int, classes: int = 10) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    x, y = images(kind, ROWS * count, classes, seed=2)
-    yield from zip(x.split(ROWS), y.split(ROWS), strict=True)
+def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio:
+    """Return the ratio of two series of the same repeats."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return Ratio(median, low, high)
 
 
 def interleaved(
-    subjects: Mapping[str, Step | Elsewhere], kind: str, *, repeats: int, steps: int, classes: int = 10
-) -> Times:
-    """Every subject takes its turn in every repeat, so that what disturbs the machine disturbs them alike."""
+    subjects: Mapping[str, Step | Timed], *, repeats: int, steps: int | Mapping[str, int]
+) -> Times:  # fmt: skip
+    """Let every subject take its turn in every repeat, so that a disturbance of the machine disturbs all alike.
+
+    Args:
+        subjects: By name.
+        repeats: How many turns each has, after one to warm up. The order is reversed in every second repeat.
+        steps: In a turn; for all subjects or by name.
+    """
     values: dict[str, list[float]] = {name: [] for name in subjects}
-    rows = list(batches(kind, steps, classes))
     for repeat in range(-1, repeats):
-        for name, step in subjects.items():
-            seconds = step.seconds(rows) if isinstance(step, Elsewhere) else seconds_here(step, rows)
-            if repeat >= 0:  # the first turn warms up
-                values[name].append(seconds / steps * 1e3)
+        for name in reversed(subjects) if repeat % 2 else subjects:  # type: ignore[call-overload]
+            count = steps if isinstance(steps, int) else steps[name]
+            seconds = cpu_seconds(subjects[name], count)
+            if repeat >= 0:
+                values[name].append(seconds / count * 1e3)
     return Times(values)
 
 
-def seconds_here(step: Step, calls: Sequence[tuple[Any, ...]]) -> float:
-    started = time.thread_time()
-    for call in calls:
-        step(*call)
-    return time.thread_time() - started
-
-
 def with_part(page: Path, introduction: str, body: Sequence[str]) -> str:
-    """A page of measurements with this kind of processor's part in place of its older one; those of others stay."""
+    """Return a page of measurements with this kind of processor's part replaced; those of others stay."""
     there = environment()
-    bfloat16 = "native bfloat16" if native_bfloat16(torch.device("cpu")) else "no native bfloat16"
+    bfloat16 = "native bfloat16" if has_bfloat16() else "no native bfloat16"
     model = f" ({there['processor_model']})" if there["processor_model"] else ""
     title = f"## {there['processor']}{model}, {there['cpu_capability']}, {bfloat16}"
     made = f"torch {there['torch']}, {there['threads']} thread, commit {there['commit']}."

@@ -1,4 +1,4 @@
-"""``python -m pages``: write docs/what-makes-it-work.md and its figures from results/."""
+"""``python -m pages``: write docs/what-makes-it-work.md, its figures, and its claims in README.md from results/."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rehearse.lab.cli.console import tell_damaged
 from rehearse.lab.paper.outcome import Results, outcome
 from rehearse.lab.paper.targets import find_targets
 from rehearse.lab.report.figures import write_figure
+from rehearse.lab.report.reproduction import between_marks
 
+from .claims import what_it_comes_to
+from .comparisons import comparisons
 from .control_figures import CONTROL_FIGURES
 from .controls import controls_page
 
@@ -25,6 +28,9 @@ def main() -> None:
         write_figure(one, docs / "figures", CONTROL_FIGURES[one.target.name])
     drawn = {path.stem: f"figures/{path.name}" for path in (docs / "figures").glob("*.svg")}
     write_whole(docs / "what-makes-it-work.md", controls_page(found, drawn))
+    compared = [comparison for one in found for comparison in comparisons(one)]
+    readme = ROOT / "README.md"
+    write_whole(readme, between_marks(readme.read_text("utf-8"), "claims", "\n\n".join(what_it_comes_to(compared))))
 
 
 main()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
-from rehearse.lab.paper.outcome import Difference, Outcome
+from rehearse.lab.paper.conditions import UNKNOWN
+from rehearse.lab.paper.outcome import Difference, Outcome, cpu_seconds
 from rehearse.lab.report.reproduction import count, number
 from rehearse.lab.report.tables import UNDEFINED
 from rehearse.lab.statistics import Summary
@@ -79,3 +81,19 @@ def difference_of(comparison: Comparison, metric: str) -> str:
         return UNDEFINED
     found = comparison.found[metric]
     return f"{number(found.ours, metric, sign=True)} (n = {count(found)})"
+
+
+def common_costs(outcome: Outcome, column: str) -> dict[str, float]:
+    """row -> CPU seconds a run, of the runs under a known condition that all rows share; nothing where there is none.
+
+    Of several such conditions the one with the most runs counts.
+    """
+    rows = {row: list(runs.values()) for (row, where), runs in outcome.runs.items() if where == column and runs}
+    shared = set.intersection(*({result["condition"] for result in runs} for runs in rows.values())) if rows else set()
+    found = [
+        {row: [cpu_seconds(result) for result in runs if result["condition"] == one] for row, runs in rows.items()}
+        for one in sorted(shared)
+        if UNKNOWN not in one
+    ]
+    costs = max(found, key=lambda costs: sum(map(len, costs.values())), default={})
+    return {row: fmean(seconds) for row, seconds in costs.items()}

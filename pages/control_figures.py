@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-from rehearse.lab.paper.outcome import MOMENTS, Outcome, common_costs, values_of
+from rehearse.lab.paper.outcome import MOMENTS, Outcome, values_of
 from rehearse.lab.paper.targets import PARTS
-from rehearse.lab.report.figures import Draw
+from rehearse.lab.report.figures import Draw, seeds_of
 from rehearse.lab.statistics import Summary, summary
+
+from .comparisons import common_costs
 
 # Okabe and Ito's colours; the marker says the same in black and white.
 LOOKS = (
@@ -55,7 +57,8 @@ def _series(outcome: Outcome, axes: Any, columns: Sequence[str], names: Sequence
                 [place + shift for place, _ in found],
                 [100 * point.mean for _, point in found],
                 [_half(point) for _, point in found],
-                color=colour, marker=marker, linestyle=line, capsize=2, label=row,
+                color=colour, marker=marker, linestyle=line, capsize=2,
+                label=f"{row} (n = {seeds_of(outcome, row, _columns(outcome))})",
             )  # fmt: skip
     axes.set_xticks(range(len(columns)), names)
     axes.set_xlim(-0.5, len(columns) - 0.5)

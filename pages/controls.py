@@ -10,11 +10,11 @@ from rehearse.lab.report.reproduction import (
     CROSSED,
     FORGETTING,
     OURS,
-    PRECISION,
     SETTLING,
     condition_marks,
     condition_words,
     cpu_words,
+    explained,
     markdown_table,
     number,
     precision_words,
@@ -71,7 +71,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
     target = outcome.target
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
-    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(condition_marks(outcome))]
+    parts += [*explained(outcome), *condition_words(condition_marks(outcome))]
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",

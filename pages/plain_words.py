@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rehearse.lab.paper.controls import SMALLER
-from rehearse.lab.paper.outcome import MOMENTS, Line, Outcome, common_costs, values_of
+from rehearse.lab.paper.outcome import MOMENTS, Line, Outcome, values_of
 from rehearse.lab.paper.targets import PARTS
 from rehearse.lab.report.reproduction import markdown_table, number, settling
 from rehearse.lab.report.tables import UNDEFINED
 from rehearse.lab.statistics import paired_difference
 from rehearse.learners import Replay
 
-from .comparisons import Comparison, Verdict, difference_of, once, side
+from .comparisons import Comparison, Verdict, common_costs, difference_of, once, side
 
 SHOWN = ("accuracy", "forgetting")
 RUN: tuple[Verdict, ...] = ("ahead", "behind", "open")  # the verdicts on what was run

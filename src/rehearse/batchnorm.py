@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Final
 
@@ -23,7 +22,7 @@ Forward = Callable[[Tree, dict[str, Tensor]], object]
 """Passes stored inputs with these buffers in scoring mode, and moves the buffers."""
 
 
-class BatchNormPolicy(ABC):
+class BatchNormPolicy:
     """How a learner treats batch-norm. Others than the library's plug in by implementing this class."""
 
     follows_scoring: ClassVar[bool] = False
@@ -39,9 +38,9 @@ class BatchNormPolicy(ABC):
             tensors: All tensors of the scoring pass by name.
         """
 
-    @abstractmethod
     def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
-        """Return the buffers to predict with in place of the model's own, by name."""
+        """Return the buffers to predict with in place of the model's own, by name; none by default."""
+        return {}
 
     def snapshot(self) -> Restore:
         """Return a function that restores the policy's own state; it has none by default."""
@@ -58,12 +57,8 @@ class BatchNormPolicy(ABC):
 class Clean(BatchNormPolicy):
     """Incoming and replayed samples move the statistics, candidates do not; prediction uses the model's own."""
 
-    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
-        """Return no replacement."""
-        return {}
 
-
-class Joint(Clean):
+class Joint(BatchNormPolicy):
     """Incoming and replayed samples pass together and move the statistics once; candidates do not."""
 
     joint = True
@@ -85,11 +80,16 @@ class Recalibrated(BatchNormPolicy):
         """Return the re-estimated statistics."""
         if len(memory) < self.least:
             return {}
-        tensors = [*model.parameters(), *model.buffers()]
-        now = [id(memory), memory.seen, memory.changes, *((id(tensor), tensor._version) for tensor in tensors)]
+        now = [id(memory), *versions(model, memory)]
         if now != self._cached[0]:
             self._cached = now, _estimate(model, memory, forward)
         return self._cached[1]
+
+
+def versions(model: nn.Module, memory: Memory) -> list[object]:
+    """Return what is new whenever the model or the memory has changed, and with it what was computed from both."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return [memory.changes, *((id(tensor), tensor._version) for tensor in tensors)]
 
 
 @torch.no_grad()

@@ -93,11 +93,9 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         content = Path(path).read_bytes()
     except OSError as problem:
         raise CheckpointError(f"cannot read {path}: {problem.strerror}") from problem
-    if content[: len(MAGIC)] != MAGIC:
+    magic, version, digest = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
+    if magic != MAGIC:
         raise CheckpointError(f"{path} was not written by rehearse (or its first bytes are damaged)")
-    if len(content) <= HEADER.size:
-        raise CheckpointError(f"{path} is truncated: {len(content)} bytes are left of it")
-    _, version, digest = HEADER.unpack_from(content)
     payload = memoryview(content)[HEADER.size :]
     if _digest(version, payload) != digest:
         raise CheckpointError(f"{path} is damaged: its contents do not match its checksum (truncated or altered)")

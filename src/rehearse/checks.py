@@ -28,10 +28,18 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     whose = "" if name == "model" else f" of the {name}"
     if not isinstance(model, nn.Module):
         raise InvalidType(f"the {name} must be an nn.Module, this is {type(model).__name__}")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InvalidType(f"the {name} is wrapped in {type(model).__name__}; pass the model inside: {name}.module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InvalidType(f"the {name} is compiled to TorchScript, which cannot be copied; pass the plain module")
+    for part, module in model.named_modules():
+        what = f"part {part!r} of the {name}" if part else f"the {name}"
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise InvalidType(
+                f"{what} is wrapped in {type(module).__name__}, whose copies a learner would train apart; pass the "
+                f"module inside: {name if not part else f'{name}.{part}'}.module"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InvalidType(
+                f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module, and export what "
+                "was learned with learner.predictor().module()"
+            )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -40,6 +48,12 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
         raise InvalidInput(
             f"the optimizer{whose} holds no trainable parameter of this {name}; build it from {name}.parameters()"
+        )
+    hooked = [part for part, parameter in model.named_parameters() if parameter._post_accumulate_grad_hooks]
+    if hooked:
+        raise InvalidInput(
+            f"parameter {hooked[0]!r} of the {name} has a hook of register_post_accumulate_grad_hook, which never "
+            "runs: gradients are not accumulated in .grad; use clip, or register_hook"
         )
     if clip is not None and not (is_number(clip) and clip > 0):
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
@@ -57,11 +71,11 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
         )
 
 
-def one_tensor(rows: Any, name: str) -> Tensor:
-    """Prepared inputs, if the second network can take them."""
-    if not isinstance(rows, Tensor) or not rows.is_floating_point():
+def one_tensor(x: Any, name: str) -> Tensor:
+    """Return prepared inputs, if the network of this name can take them."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
         raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
-    return rows
+    return x
 
 
 def is_number(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,24 +26,8 @@ class Descended(NamedTuple):
     gradient: Callable[[], NamedGradient]
 
 
-class Descent(Protocol):
-    """Steps on samples that remain the same. `PlainDescent` is the reference."""
-
-    def forward(self) -> Any:
-        """Pass the samples under the present parameters."""
-
-    def step(self, loss: Tensor) -> Operations:
-        """Prepare a step down the gradient of a loss of `forward`'s result."""
-
-    def finish(self) -> Operations:
-        """Return what is to be done after the last step."""
-
-    def gradient(self) -> NamedGradient:
-        """Return the gradient of the last step."""
-
-
 class PlainDescent:
-    """The descent for every model and optimizer."""
+    """Steps on samples that remain the same, for every model and optimizer."""
 
     def __init__(self, network: Network, x: Tree, method: str) -> None:
         """See `descend`."""
@@ -51,20 +35,20 @@ class PlainDescent:
         self._gradient = NamedGradient()
 
     def forward(self) -> Any:
-        """See `Descent.forward`."""
+        """Pass the samples under the present parameters."""
         return self.network(self.x) if self.method == "forward" else self.network.ask(self.method, self.x)
 
     def step(self, loss: Tensor) -> Operations:
-        """See `Descent.step`."""
+        """Prepare a step down the gradient of a loss of `forward`'s result."""
         self._gradient = self.network.gradient(loss)
         return self.network.step(self._gradient)
 
     def finish(self) -> Operations:
-        """See `Descent.finish`: nothing."""
+        """Return what is to be done after the last step."""
         return ()
 
     def gradient(self) -> NamedGradient:
-        """See `Descent.gradient`."""
+        """Return the gradient of the last step."""
         return self._gradient
 
 
@@ -79,7 +63,7 @@ def descend(
     """Take ``updates`` steps down ∇objective on the same samples, the last of them when it is committed.
 
     Args:
-        network: In `Network.training`, inside `all_or_nothing`.
+        network: In `Network.training` for so many steps, inside `all_or_nothing`.
         x: Prepared inputs.
         objective: Turns what the model returns into the loss to descend and any others to report.
         updates: The number of steps.
@@ -89,11 +73,9 @@ def descend(
         NotFinite: If a loss or a gradient is not finite.
     """
     offered = offers("DESCENTS", network.model) if updates > 1 and method == "forward" else []
-    found: list[Descent | None] = [offer(network, x) for offer in offered]
-    descent: Descent = next(filter(None, found), PlainDescent(network, x, method))
+    found: list[PlainDescent | None] = [offer(network, x) for offer in offered]
+    descent = next(filter(None, found), PlainDescent(network, x, method))
     operations: Operations = ()
-    if updates > 1:
-        network.save_parameters()
     for _ in range(updates):
         run(operations)
         losses = objective(descent.forward())

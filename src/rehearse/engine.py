@@ -76,10 +76,12 @@ class Plain:
         """Return the engine to use for inputs like these and the model as it is now."""
         return next(filter(None, [offer(self, x) for offer in self._offers]), self)
 
-    def gradient(self, batch: Batch, *, replayed: bool, tensors: Tensors | None = None) -> Passed:
-        """See `Engine.gradient`; with the twin and these tensors, if there are any."""
+    def gradient(
+        self, batch: Batch, *, replayed: bool, tensors: Tensors | None = None, dtype: torch.dtype | None = None
+    ) -> Passed:
+        """See `Engine.gradient`; with the twin and these tensors, if there are any, and by default as in training."""
         batch = batch.to(self.network.device)
-        logits = self.network(self.prepare(batch.x), tensors)
+        logits = self.network(self.prepare(batch.x), tensors, dtype)
         loss = self.loss(logits, batch, replayed).mean()
         return Passed(finite(loss), self.network.gradient(loss), logits.detach())
 

@@ -1,4 +1,8 @@
-"""Atomic files: whatever kills the process, the old file or the new one is there, complete."""
+"""Writing to the disk.
+
+A file that is replaced is the old one or the new one, complete, whatever kills the process. What is appended is
+appended whole or not at all. Bytes of a mapped file change in `overwrite` alone.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,45 @@ import contextlib
 import fcntl
 import io
 import os
-import tempfile
+import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from numpy.typing import NDArray
+
+
+def sync(path: Path) -> None:
+    """Return when the content of a file, or the names in a directory, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[io.BufferedWriter]:
+def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
     """Open a file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
 
-    A link stays a link, and a file keeps its mode. Errors of the system name ``path``.
+    A link stays a link, and a file keeps its mode; a new one has ``mode``, less what the process masks. Errors of the
+    system name ``path``.
     """
-    temporary = None
+    place = Path(os.path.realpath(path))
+    temporary = place.parent / f".{place.name}.{secrets.token_hex(4)}.tmp"
     try:
-        place = Path(os.path.realpath(path))
-        descriptor, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
+        with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            if place.exists():
+                os.fchmod(file.fileno(), place.stat().st_mode & 0o777)
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, place.stat().st_mode & 0o777 if place.exists() else 0o666 & ~_umask())
         os.replace(temporary, place)
-        directory = os.open(place.parent, os.O_RDONLY)  # a renamed file is safe only when its directory is synced too
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync(place.parent)  # a renamed file is safe only when its directory is synced too
     except BaseException as problem:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         if isinstance(problem, OSError) and problem.errno is not None:
             raise OSError(problem.errno, problem.strerror, str(path)) from problem
         raise
@@ -51,7 +63,37 @@ def write_whole(path: Path, text: str) -> None:
         file.write(text.encode("utf-8"))
 
 
-def lock(file: IO[Any]) -> bool:
+def append(path: Path, content: bytes) -> None:
+    """Append all of this to a file, or, if the disk is full, nothing."""
+    with open(path, "r+b", buffering=0) as file:
+        size, left = file.seek(0, os.SEEK_END), memoryview(content)
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Give an empty file its size, with room on the disk: a mapped page that finds none kills the process."""
+    if sys.platform == "linux":
+        os.posix_fallocate(descriptor, 0, size)
+    else:
+        os.ftruncate(descriptor, size)
+
+
+def write_at(descriptor: int, content: bytes, offset: int) -> None:
+    """Write a few bytes into a file."""
+    os.pwrite(descriptor, content, offset)
+
+
+def overwrite(mapped: NDArray[Any], where: Any, values: Any) -> None:
+    """Write into a mapped file."""
+    mapped[where] = values
+
+
+def lock(file: IO[Any] | int) -> bool:
     """Lock an open file for this process, if no other has; the system unlocks it however the process ends."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,14 +102,17 @@ def lock(file: IO[Any]) -> bool:
     return True
 
 
+def release(descriptor: int, process: int) -> None:
+    """Close a file of which there may be copies of the descriptor: a mapping has one.
+
+    It is unlocked too, if this is the process that locked it: a forked child shares the lock.
+    """
+    if process == os.getpid():
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
 def remove_unfinished(path: Path) -> None:
     """Remove what a process left that was killed while it wrote ``path``."""
     for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
         unfinished.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """Return the process's mask for new files, which can only be read by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from itertools import chain, repeat
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .errors import InvalidInput
+from .undo import Operations, run
 
 # Optimizer state that does not start at zero, and the setting that holds its first value.
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
@@ -29,8 +31,20 @@ def outputs(model: nn.Module) -> int:
     return find_head(model)[1].out_features if any(isinstance(m, nn.Linear) for m in model.modules()) else 0
 
 
-def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> int:
-    """Give the head ``classes`` outputs in all, and return how many are new.
+class Growth(NamedTuple):
+    """A larger head that is ready to be put in place."""
+
+    added: int
+    """The number of new outputs."""
+    values: dict[str, Tensor]
+    """Of the head's parameters, by name."""
+    operations: Operations
+    """What puts it in place, for a commit."""
+
+
+@torch.no_grad()
+def growth(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> Growth:
+    """Prepare a head of ``classes`` outputs in all; nothing changes before the operations run.
 
     Old outputs keep their weights bit for bit. New ones are initialized as those of a new `nn.Linear`, from torch's
     random state. The parameters remain the same objects in the same groups of the optimizer, whose state continues for
@@ -44,34 +58,36 @@ def grow(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> in
     if isinstance(classes, bool) or not isinstance(classes, int) or classes < head.out_features:
         raise InvalidInput(f"the head {name!r} has {head.out_features} outputs and cannot be grown to {classes!r}")
     added = classes - head.out_features
-    if added:
-        bound = 1 / math.sqrt(head.in_features) if head.in_features else 0.0
-        with torch.no_grad():
-            for parameter in resize(model, optimizer, classes):
-                parameter[-added:].uniform_(-bound, bound)
-    return added
+    if not added:
+        return Growth(0, {}, ())
+    bound = 1 / math.sqrt(head.in_features) if head.in_features else 0.0
+    values, operations = _resizing(model, optimizer, classes)
+    for value in values.values():
+        value[-added:].uniform_(-bound, bound)
+    return Growth(added, values, operations)
 
 
-def resize(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> list[nn.Parameter]:
-    """Cut the head to ``classes`` outputs or append zeros to it, with the optimizer's state; return its parameters."""
+def _resizing(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> tuple[dict[str, Tensor], Operations]:
+    """Return the head's parameters, cut to ``classes`` outputs or with zeros appended, and what puts them in place."""
     name, head = find_head(model)
-    parameters = _parameters(model, name, head)
-    # Everything is computed before anything is changed.
+    own = _parameters(model, name, head)
+    parameters, values = list(own.values()), [_resized(parameter.data, classes, 0.0) for parameter in own.values()]
+    held = [optimizer.state.get(parameter, {}) for parameter in parameters]
     states = [_resized_state(optimizer, parameter, classes) for parameter in parameters]
-    for parameter, state in zip(parameters, states, strict=True):
-        parameter.grad = None
-        parameter.data = _resized(parameter.data, classes, 0.0)
-        if state:
-            optimizer.state[parameter].update(state)
-    head.out_features = classes
-    return parameters
+    operations = chain(
+        map(setattr, parameters, repeat("grad"), repeat(None, len(parameters))),
+        map(setattr, parameters, repeat("data"), values),
+        map(dict.update, held, states),
+        map(dict.update, [vars(head)], [{"out_features": classes}]),
+    )
+    return {f"{name}.{key}".lstrip("."): value for key, value in zip(own, values, strict=True)}, operations
 
 
 def fit(model: nn.Module, optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], least: int) -> None:
     """Give the head as many outputs as the saved weights have, but never fewer than ``least`` (0: there is no head)."""
     saved = weights.get(f"{find_head(model)[0]}.weight".lstrip(".")) if least else None
     if saved is not None and saved.ndim == 2 and least <= len(saved) != outputs(model):
-        resize(model, optimizer, len(saved))
+        run(_resizing(model, optimizer, len(saved))[1])
 
 
 def _resized_state(optimizer: torch.optim.Optimizer, parameter: Tensor, classes: int) -> dict[str, Any]:
@@ -93,7 +109,7 @@ def _resized(values: Tensor, length: int, fill: float) -> Tensor:
     return torch.cat([values[:length], added])
 
 
-def _parameters(model: nn.Module, name: str, head: nn.Linear) -> list[nn.Parameter]:
+def _parameters(model: nn.Module, name: str, head: nn.Linear) -> dict[str, nn.Parameter]:
     """Return weight and bias of the head, if they are plain parameters of its own."""
     own = dict(head.named_parameters(recurse=False))
     if "weight" not in own:
@@ -101,4 +117,4 @@ def _parameters(model: nn.Module, name: str, head: nn.Linear) -> list[nn.Paramet
     for other, parameter in model.named_parameters(remove_duplicate=False):
         if any(parameter is mine for mine in own.values()) and other.rpartition(".")[0] != name:
             raise InvalidInput(f"the head {name!r} shares its weights with {other!r}; such a head cannot grow")
-    return list(own.values())
+    return own

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from numbers import Integral
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from .errors import InvalidInput
 from .losses import at_least_float32
 from .network import Network
 from .undo import Restore
+
+COUNTS: Final = ("searches", "fallbacks", "measured", "sums")
 
 
 class Elbo(NamedTuple):
@@ -151,18 +154,20 @@ class LatentSearch:
                 (slope,) = torch.autograd.grad(objective(here), here)
                 z = z + self.step_size * slope  # whatever is not finite once stays so to the end
         self.searches += 1
-        if bool(z.isfinite().all()):
-            return z
-        self.fallbacks += 1
-        return None
+        return z if self.usable(z) else None
+
+    def usable(self, *values: Tensor) -> bool:
+        """Return whether all values are finite; if not, that is a fallback."""
+        finite = all(bool(value.isfinite().all()) for value in values)
+        self.fallbacks += not finite
+        return finite
 
     def note(self, values: Sequence[Tensor]) -> None:
         """Add the means of what one search measured, if they are finite."""
         means = torch.stack([value.mean() for value in values])
         if bool(means.isfinite().all()):
             self.measured += 1
-            sums = zip(self.sums or [0.0] * len(values), means.tolist(), strict=True)
-            self.sums = [total + mean for total, mean in sums]
+            self.sums = [total + mean for total, mean in zip(self.sums or repeat(0.0), means.tolist(), strict=False)]
 
     def report(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the counts, and the means of what was measured, by name."""
@@ -172,13 +177,12 @@ class LatentSearch:
 
     def snapshot(self) -> Restore:
         """Return a function that restores the counts."""
-        return partial(self.load_state_dict, self.state_dict())
+        return partial(vars(self).update, dict(vars(self)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""
-        return {name: getattr(self, name) for name in ("searches", "fallbacks", "measured", "sums")}
+        return {name: getattr(self, name) for name in COUNTS}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        self.searches, self.fallbacks, self.measured = (int(state[n]) for n in ("searches", "fallbacks", "measured"))
-        self.sums = list(map(float, state["sums"]))
+        vars(self).update({name: state[name] for name in COUNTS})

@@ -89,8 +89,10 @@ class Network:
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
-        self.twin, trains = Twin(model, install), install is not None and self.precision.training == torch.bfloat16
-        self._trained = Twin(model, install, shared=True) if trains else None  # compiled kernels train this copy
+        self.twin, trains = Twin(model, install), install is not None and torch.bfloat16 in self.precision
+        self._trained = (
+            Twin(model, install, shared=True) if trains else None
+        )  # compiled kernels train this copy in bfloat16
         self._saved: list[Restore] = []
         self.least_outputs = outputs(model)
 
@@ -135,36 +137,44 @@ class Network:
         Raises:
             InvalidInput: If the model cannot take these inputs.
         """
-        if self.precision.channels_last:
-            x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
-        arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
-        dtype = dtype or self.precision.training
         module = self.model if tensors is None else self.twin.module
         own = self.twin.own_tensors() if tensors is not None and module is self.model else None
         try:
-            with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
-                if tensors is not None:
-                    self.twin.place(tensors)
-                elif self._trained is not None:
-                    module = self._trained.in_mode("training")
-                found = (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
-        except RehearseError:
-            raise
-        except TROUBLE as problem:
-            what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
-            raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
+            if tensors is not None:
+                self.twin.place(tensors)
+            elif self._trained is not None and (dtype or self.precision.training) == torch.bfloat16:
+                module = self._trained.in_mode("training")
+            found = self.call(module, method, x, dtype)
         finally:
             if own is not None:
                 self.twin.put_back(own)
         self.samples_passed += tree_leaves(x)[0].shape[0]
         return found
 
+    def call(self, module: nn.Module, method: str, x: Tree, dtype: torch.dtype | None = None) -> Any:
+        """Call a method of this module, which is the model or a copy of it, in the network's layout and precision."""
+        if self.precision.channels_last:
+            x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
+        arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+        dtype = dtype or self.precision.training
+        try:
+            with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
+                return (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
+        except RehearseError:
+            raise
+        except TROUBLE as problem:
+            what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
+            raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
+
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
+    def training(self, steps: int = 1) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
 
-        After an exception nothing is done here: `snapshot` restores all of it.
+        Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
+        exception nothing is done here: `snapshot` restores all of it.
         """
+        if steps > 1:
+            self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
         if modes:
             self.model.train()

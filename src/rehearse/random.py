@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -52,30 +51,32 @@ class RandomState:
 
     def __enter__(self) -> RandomState:
         """Draw from this state."""
-        outside = {} if self._outside else torch_states()
-        for device in outside:
+        generators = {} if self._outside else torch_generators()
+        outside = {device: generator.get_state() for device, generator in generators.items()}
+        for device, generator in generators.items():
             if device not in self._own:
                 self._own[device] = torch.Generator(device).manual_seed(self._cuda_seed).get_state()
-            _SETTERS[device[:4]](self._own[device], device)
+            generator.set_state(self._own[device])
         self._outside.append(outside)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Draw from torch's global state again."""
-        outside = self._outside.pop()
+        outside, generators = self._outside.pop(), torch_generators()
         if outside:
-            self._own = self._own | torch_states()
+            self._own = self._own | {device: generator.get_state() for device, generator in generators.items()}
             for device, state in outside.items():
-                _SETTERS[device[:4]](state, device)
+                generators[device].set_state(state)
 
     def snapshot(self) -> Restore:
         """Return a function that restores this state and torch's."""
-        own, outside, torchs = dict(self._own), list(self._outside), torch_states()
+        own, outside = dict(self._own), list(self._outside)
+        states = {generator: generator.get_state() for generator in torch_generators().values()}
 
         def restore() -> None:
             self._own, self._outside = own, list(outside)
-            for device, state in torchs.items():
-                _SETTERS[device[:4]](state, device)
+            for generator, state in states.items():
+                generator.set_state(state)
 
         return restore
 
@@ -97,15 +98,7 @@ def borrowed(random: RandomState) -> Iterator[None]:
         yield
 
 
-_SETTERS: Final[dict[str, Callable[[Tensor, str], None]]] = {
-    "cpu": lambda state, _: torch.set_rng_state(state),
-    "cuda": torch.cuda.set_rng_state,
-}
-
-
-def torch_states() -> dict[str, Tensor]:
-    """Return torch's global random states, by device."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        states |= {f"cuda:{n}": torch.cuda.get_rng_state(n) for n in range(torch.cuda.device_count())}
-    return states
+def torch_generators() -> dict[str, torch.Generator]:
+    """Return torch's global generators, by device."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return {"cpu": torch.default_generator, **{f"cuda:{n}": generator for n, generator in enumerate(cuda)}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,6 +50,11 @@ def move_network(network: Network, device: torch.device | str) -> None:
     """Move the model and the optimizer's state to a device."""
     network.model.to(device)
     network.optimizer.load_state_dict(network.optimizer.state_dict())  # goes where the parameters are
+
+
+def copied(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    """Return copies on a device."""
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -6,13 +6,13 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain
-from typing import Protocol
+from itertools import chain, repeat
+from typing import Any, Protocol
 
 Restore = Callable[[], object]
 Operations = Iterable[object]
 """A lazy sequence of calls into C, such as ``map(torch.Tensor.sub_, parameters, updates)``: iterating it runs them."""
-Commit = Callable[[Operations], None]
+Commit = Callable[..., None]
 
 
 class Undoable(Protocol):
@@ -24,6 +24,11 @@ class Undoable(Protocol):
 
 run: Callable[[Operations], object] = partial(deque, maxlen=0)
 """Run all operations in one call into C."""
+
+
+def assign(target: object, **values: Any) -> Operations:
+    """Return the operations that set attributes of an object."""
+    return map(setattr, repeat(target), values, values.values())
 
 
 @contextlib.contextmanager
@@ -39,8 +44,8 @@ def all_or_nothing(*parts: Undoable) -> Iterator[Commit]:
     """
     restores = [part.snapshot() for part in parts]
 
-    def commit(operations: Operations = ()) -> None:
-        run(chain(operations, map(list.clear, [restores])))
+    def commit(*operations: Operations) -> None:
+        run(chain(*operations, map(list.clear, [restores])))
 
     try:
         yield commit

@@ -70,6 +70,6 @@ def restored(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 def view(model: nn.Module, tensors: Mapping[str, Tensor] | None = None) -> View:
     """A view of a model in eval mode."""
-    network = Network(model.eval(), torch.optim.SGD(model.parameters(), lr=0.1))  # views are used outside `looking`
+    network = Network(model.eval(), torch.optim.SGD(model.parameters(), lr=0.1))
     with network.looking("evaluation"):
         return View(network, network.twin.tensors() | dict(tensors or {}))

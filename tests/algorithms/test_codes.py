@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -240,7 +239,7 @@ def test_with_one_seed_autoencoder_and_codes_do_not_depend_on_the_retrieval(nois
     for made in (plain, searched):
         made.model.body.append(nn.Dropout(noise))
         made.autoencoder.encoder.append(nn.Dropout(noise))
-        made.coded.now = replace(made.coded.now, codec=made.codec.renewed())
+        made.coded.codec = made.codec.renewed(made.memory, TASKS[0][0])
         run(made)
         made.begin_task(Batch(*TASKS[0], 2), 2)
     assert_same(plain.autoencoder.state_dict(), searched.autoencoder.state_dict())

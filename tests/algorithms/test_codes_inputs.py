@@ -17,7 +17,6 @@ from rehearse.lab.predictors import own_metrics
 from rehearse.learners import CodeReplay, CodeSearch
 from rehearse.learners.codes import coded as coded_memory
 from rehearse.learners.codes.codec import Codec
-from rehearse.learners.codes.coded import Update
 from rehearse.nets import ConvAutoencoder
 from rehearse.undo import all_or_nothing
 from sameness import assert_same
@@ -198,7 +197,7 @@ def test_codes_are_written_all_or_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(made.memory, "rewrite", failing)
     with pytest.raises(OSError, match="no space left"), all_or_nothing(made.coded.network, made.memory, made.coded):
-        made.coded.write(Update.of(made.codec, made.memory, TASKS[0][0]))
+        made.coded.update(TASKS[0][0])
     assert len(calls) == 2
     assert_same(made.state_dict(), before)
 

@@ -15,10 +15,10 @@ from rehearse.lab.predictors import alternative_predictors
 from rehearse.learners import CodeReplay
 from rehearse.learners.codes import coded as coded_memory
 from rehearse.learners.codes.codec import Codec
-from rehearse.learners.codes.coded import Update
 from rehearse.learners.codes.search import distinct_neighbours
 from rehearse.nets import ConvAutoencoder
 from rehearse.network import Network
+from rehearse.undo import all_or_nothing
 from sameness import assert_same, differences
 
 # ------------------------------------------------------------------------------------------------------- the codes
@@ -56,7 +56,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
 
 
 def brought_up_to_date(made: CodeReplay) -> None:
-    made.coded.write(Update.of(made.codec, made.memory, TASKS[0][0]))
+    made.coded.update(TASKS[0][0])
 
 
 @pytest.mark.parametrize("codes", ["float32", "float16", "uint8"])
@@ -80,29 +80,28 @@ def test_codes_are_updated_after_each_epoch_or_each_task(monkeypatch: pytest.Mon
     counts = {}
     for refresh in ("epoch", "task"):
         made, calls = learner(refresh=refresh, autoencoder_epochs=3), list[Any]()
-        plain = made.coded.write
-        monkeypatch.setattr(made.coded, "write", lambda it, calls=calls, plain=plain: calls.append(it) or plain(it))
+        plain = made.coded.update
+        monkeypatch.setattr(made.coded, "update", lambda it, calls=calls, plain=plain: calls.append(it) or plain(it))
         run(made)
-        counts[refresh] = sum(update is not None for update in calls)
+        counts[refresh] = len(calls)
         assert_same(dict(made.codec.tensors), dict(made.autoencoder.state_dict()))
     assert counts == {"epoch": 6, "task": 2}
 
 
 def test_without_begin_task_codes_are_updated_every_so_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     made, due = learner(refresh_every=6), []
-    plain = made.coded.write
+    plain = made.coded.update
 
-    def noted(update: Update | None) -> None:
-        if update is not None:
-            due.append(made.coded.now.unprepared_batches + 1)
-        plain(update)
+    def noted(sample: Tensor) -> None:
+        due.append(made.coded.unprepared_batches + 1)
+        plain(sample)
 
-    monkeypatch.setattr(made.coded, "write", noted)
+    monkeypatch.setattr(made.coded, "update", noted)
     x, y = images(70, 5, (0, 1))
     for start in range(0, 70, 5):
         made.observe(x[start : start + 5], y[start : start + 5])
     assert due == [2, 4, 6, 12]
-    assert made.coded.now.steps == 14 * 2
+    assert made.coded.steps == 14 * 2
 
 
 def test_the_first_codes_without_begin_task_are_of_the_trained_autoencoder() -> None:
@@ -302,7 +301,7 @@ def test_bytes_need_calibration() -> None:
     assert len(stored.unique()) > 10
 
 
-def test_an_update_of_the_codes_is_computed_before_any_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_update_of_the_codes_writes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     made = learner()
     run(made, tasks=1)
     codes = made.memory.all().x
@@ -317,7 +316,10 @@ def test_an_update_of_the_codes_is_computed_before_any_is_written(monkeypatch: p
 
     monkeypatch.setattr(Codec, "encode", refused)
     codec = made.codec
-    with pytest.raises(InvalidInput, match="too large"):
+    with (
+        pytest.raises(InvalidInput, match="too large"),
+        all_or_nothing(made.coded.network, made.memory, made.coded),
+    ):
         brought_up_to_date(made)
     assert made.codec is codec
     assert torch.equal(made.memory.all().x, codes)

@@ -163,3 +163,29 @@ def test_gem_steps_the_resnet() -> None:
     assert sorted(set(step.replayed.task.tolist())) == [0, 1]
     assert all(not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
     assert learner.predict_proba(x).sum(1).tolist() == pytest.approx([1.0] * 4, abs=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16-scoring", "bfloat16"])
+def test_past_tasks_pass_in_the_precision_of_scoring_and_the_incoming_batch_in_that_of_training(precision: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    learner = GEM(model, torch.optim.SGD(model.parameters(), lr=0.1), TaskRingMemory(12, tasks=3), precision=precision)
+    passed = learner.network.precision
+    chance = torch.Generator().manual_seed(1)
+    batches = [(torch.rand(6, 1, 6, 6, generator=chance), torch.tensor([0, 1, 2] * 2), task) for task in range(3)]
+    for x, y, task in batches[:2]:
+        learner.observe(x, y, task)
+    past = learner.memory.all(exclude_task=1)
+    full = learner.plain.gradient(past, replayed=True).gradient
+    found = learner._past_gradient(past).gradient
+    dtypes: list[tuple[int, torch.dtype]] = []
+    learner._past_gradient(past)
+    wanted = torch.cat([value.flatten() for value in full.values()])
+    close = torch.cat([found[name].flatten() for name in full])
+    assert found.keys() == full.keys()
+    assert torch.nn.functional.cosine_similarity(wanted, close, 0) > 0.999
+    assert torch.equal(wanted, close) == (passed.training == passed.scoring)
+    for module in (model, learner.network._trained.module if learner.network._trained else model):
+        module[0].register_forward_hook(lambda _, x, y: dtypes.append((len(x[0]), y.dtype)))
+    learner.observe(*batches[2])
+    assert set(dtypes) == {(6, passed.training), (4, passed.scoring)}

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 import rehearse
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import CheckpointError, InvalidInput
-from rehearse.heads import find_head, grow
+from rehearse.heads import find_head, growth
 from rehearse.losses import DarkExperience
+from rehearse.undo import run
 from sameness import assert_same, frozen
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -124,7 +125,7 @@ def test_optimizer_state_continues_for_old_outputs_and_starts_fresh_for_new_ones
     for number in range(3):
         step(wide, wide_optimizer, number, 3)
         step(small, optimizer, number, 3)
-    grow(small, optimizer, 5)
+    run(growth(small, optimizer, 5).operations)
     with torch.no_grad():
         small.weight[3:] = wide.weight[3:]
         small.bias[3:] = wide.bias[3:]
@@ -197,10 +198,10 @@ def test_heads_that_cannot_grow() -> None:
     for model, words in ((tied, "shares its weights"), (normed, "made from other parameters")):
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(InvalidInput, match=words):
-            grow(model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
+            growth(model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
         assert_same(dict(model.state_dict()), dict(before))
     with pytest.raises(InvalidInput, match="no linear layer"):
-        grow(nn.Conv2d(1, 1, 1), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), 5)
+        growth(nn.Conv2d(1, 1, 1), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1), 5)
 
 
 @pytest.mark.parametrize("virtual_step", ["sgd", "optimizer"])

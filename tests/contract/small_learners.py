@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from conftest import SmallResNet
+from conftest import METHODS, SmallResNet, make, tiny_stream, trained
 from rehearse import Batch, ClassBalancedMemory, Learner, Memory, MostInterfered, ReservoirMemory, RingMemory, Uniform
 from rehearse.lab.batchnorm import Published
 from rehearse.latent import LatentSearch
@@ -26,6 +26,7 @@ from rehearse.learners import (
     LatentRetrieval,
     Replay,
 )
+from rehearse.learners.gdumb import GDumb
 from rehearse.losses import AsymmetricCrossEntropy, DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
 from rehearse.nets import MLP, VAE, ConvAutoencoder, GatedMLP
@@ -144,6 +145,14 @@ def icarl(keep: Any, optimizer: str, updates: int, model: str, batches: int) -> 
     return make
 
 
+def gdumb(optimizer: str, model: str, batches: int) -> Setting:
+    def make(_: Path) -> Case:
+        memory = ClassBalancedMemory(7)
+        return warm(GDumb(*build(model, optimizer), memory, epochs=1, batch=4), batches)
+
+    return make
+
+
 def generative(retrieval: str, optimizer: str, updates: int, *, model: str = "gated", **options: Any) -> Setting:
     def search(gradient: Any, reconstruction: float) -> LatentRetrieval:
         terms = Coefficients(kl=1.0, entropy=0.5, diversity=1.0, reconstruction=reconstruction)
@@ -190,6 +199,20 @@ def codes(
     return make
 
 
+def method(name: str) -> Setting:
+    """Return a method of the command line in the middle of its second task."""
+
+    def make(_: Path) -> Case:
+        return Case(trained(name, "normed"), *tiny_stream()[12])
+
+    return make
+
+
+BY_HAND = {Replay, Finetune, GEM, AGEM, ICaRL, GenerativeReplay, CodeReplay}
+BY_THEMSELVES = {f"method {name}": method(name) for name in METHODS if type(make(name)) not in BY_HAND}
+"""Methods of other kinds, so that a new one is tested without being listed."""
+
+
 MEMORIES: dict[str, Callable[[Path], Memory]] = {
     "ring": lambda _: RingMemory(7),
     "balanced": lambda _: ClassBalancedMemory(7),
@@ -219,6 +242,8 @@ def _settings() -> dict[str, Setting]:
         found[f"{kind.__name__} {' '.join(map(str, names))}"] = projected(kind, *names)
     for keep, *names in product(("memory", "task"), OPTIMIZERS, (1, 2), ("chain", "norm"), (3, 4)):
         found[f"ICaRL {keep} {' '.join(map(str, names))}"] = icarl(keep, *names)
+    for names in product(("sgd", "adam"), ("chain", "norm"), (2, 4)):
+        found[f"GDumb {' '.join(map(str, names))}"] = gdumb(*names)
     for retrieval, *names in product(("gen", "mir", "stale"), ("sgd", "adam"), (1, 2)):
         found[f"GenerativeReplay {retrieval} {' '.join(map(str, names))}"] = generative(retrieval, *names)
     found["GenerativeReplay mir, new retrievals"] = generative("mir", "sgd", 2, reuse=False)
@@ -232,7 +257,7 @@ def _settings() -> dict[str, Setting]:
     found["CodeReplay, norm"] = codes(True, True, "adam", 2, model="norm")
     found["CodeReplay, mapped memory"] = codes(True, False, batches=3, memory=MEMORIES["mapped"])
     found["CodeReplay, mapped memory, first batch"] = codes(True, False, batches=0, memory=MEMORIES["mapped"])
-    return found
+    return found | BY_THEMSELVES
 
 
 SETTINGS = _settings()

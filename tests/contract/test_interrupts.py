@@ -6,7 +6,6 @@ part of them for others. ``REHEARSE_EVERY_LINE=1`` tests every line of every lea
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -15,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from interrupting import Interruption, contents, picture
-from small_learners import SETTINGS, Case, Setting, batch
+from interrupting import SEED, Interruption, check, contents, picture
+from small_learners import BY_THEMSELVES, SETTINGS, Case, batch
 
 import rehearse
 from rehearse import Learner
@@ -39,64 +38,9 @@ CORE = {
     "CodeReplay, bytes": 29,
 }
 """Settings and every how many of their lines are tested."""
-OTHERS = [name for name in SETTINGS if name not in CORE][:: 1 if EVERY_LINE else 11]
+LISTED = [name for name in SETTINGS if name not in CORE and name not in BY_THEMSELVES]
+OTHERS = [*LISTED[:: 1 if EVERY_LINE else 11], *BY_THEMSELVES]
 POINTS = 12  # lines of each of the others
-SEED = 5  # of torch's global random state, which must not change
-
-
-class Subject:
-    """A learner before a batch, as often as it is needed; samples in a file cannot be copied."""
-
-    def __init__(self, setting: Setting, folder: Path) -> None:
-        self.setting, self.folder, self.made = setting, folder, 0
-        self.first = self._make()
-        self.mapped = self.first.learner.memory is not None and self.first.learner.memory._rows.file is not None
-
-    def _make(self) -> Case:
-        self.made += 1
-        folder = self.folder / str(self.made)
-        folder.mkdir()
-        return self.setting(folder)
-
-    def new(self) -> Case:
-        case = self._make() if self.mapped else self.first._replace(learner=copy.deepcopy(self.first.learner))
-        torch.manual_seed(SEED)
-        return case
-
-
-def comparable(picture: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a picture that are the same for every copy of a learner."""
-    return {name: part for name, part in picture.items() if name not in ("objects", "grads")}
-
-
-def check(setting: Setting, folder: Path, choose: Callable[[Interruption], Sequence[int]], follow: int = 5) -> int:
-    """Raise at the chosen lines; after every ``follow``-th of them the batch is observed again, and must be learned."""
-    subject = Subject(setting, folder)
-    case, counted = subject.new(), Interruption()
-    counted(lambda: case.learner.observe(case.x, case.y, case.task))
-    case = subject.new()
-    before = comparable(picture(case.learner))
-    case.learner.observe(case.x, case.y, case.task)
-    after, used = comparable(picture(case.learner)), True
-    lines = choose(counted)
-    for turn, line in enumerate(lines):
-        if used:
-            case = subject.new()
-            own = picture(case.learner)
-            assert_same(comparable(own), before)
-        interruption, learner = Interruption(line), case.learner
-        interruption(lambda: case.learner.observe(case.x, case.y, case.task))  # noqa: B023
-        now = picture(learner)
-        assert (now["objects"], now["grads"]) == (own["objects"], own["grads"]), interruption.where
-        used = not differences(comparable(now), after)
-        if not used:
-            assert not differences(comparable(now), before), (interruption.where, differences(comparable(now), before))
-            if turn % follow == 0:
-                torch.manual_seed(SEED)
-                learner.observe(case.x, case.y, case.task)
-                assert not differences(comparable(picture(learner)), after), interruption.where
-                used = True
-    return len(lines)
 
 
 @pytest.mark.parametrize("name", CORE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -85,17 +86,27 @@ def live(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def watch(learner: Learner, call: Callable[[], Any], times: int, see: Callable[[], Any]) -> int:
-    """Call in one thread and look from another; return how often it looked."""
-    before, looks = see(), 0
-    thread = Thread(repeated(call, times))
-    while thread.is_alive():
-        looks += 1
-        found = differences(see(), before)
-        assert not found, found
-    thread.join()
+def watch(call: Callable[[], Any], times: int, see: Callable[[], Any]) -> None:
+    """Call in one thread, at least so often, and look from another until both have been at it together."""
+    before, looks, calls, done = see(), 0, itertools.count(1), threading.Event()
+
+    def work() -> None:
+        while next(calls) <= times or not done.is_set():
+            call()
+
+    thread = Thread(work)
+    try:
+        while thread.is_alive():
+            looks += 1
+            found = differences(see(), before)
+            assert not found, found
+            if looks > 5:
+                done.set()
+    finally:
+        done.set()
+        thread.join()
+    assert looks > 5
     assert not differences(see(), before)
-    return looks
 
 
 @pytest.mark.parametrize("look", LOOKS)
@@ -109,7 +120,7 @@ def test_looking_changes_nothing_that_another_thread_can_see(name: str, look: st
     def see() -> Any:
         return [(live(model), {key: value.clone() for key, value in model.state_dict().items()}) for model in models]
 
-    assert watch(learner, lambda: LOOKS[look](learner), 30, see) > 5
+    watch(lambda: LOOKS[look](learner), 30, see)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -124,14 +135,14 @@ def test_observing_replaces_nothing_that_another_thread_can_see(name: str, tmp_p
         models = [network.model for network in case.learner._networks()]
         return [(live(model), [value.clone() for value in model.parameters()]) for model in models]
 
-    assert watch(case.learner, lambda: case.learner.observe(case.x, case.y, case.task), 15, see) > 5
+    watch(lambda: case.learner.observe(case.x, case.y, case.task), 15, see)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_predicting_draws_no_random_numbers(name: str, tmp_path: Path) -> None:
     learner = SETTINGS[name](tmp_path).learner
     torch.manual_seed(3)
-    watch(learner, lambda: learner.predict(batch(7)[0]), 20, torch.get_rng_state)
+    watch(lambda: learner.predict(batch(7)[0]), 20, torch.get_rng_state)
 
 
 def replay(seed: int = 0) -> Replay:
@@ -179,6 +190,25 @@ def test_learners_in_two_threads_do_not_disturb_each_other() -> None:
     assert [learner.samples_observed for learner in learners] == [120, 120]
     for learner in learners:
         assert all(bool(parameter.isfinite().all()) for parameter in learner.model.parameters())
+
+
+def test_learners_that_draw_nothing_learn_in_two_threads_what_each_learns_alone() -> None:
+    def learner(seed: int) -> Replay:
+        model, optimizer = build("norm", "momentum")
+        return Replay(model, optimizer, RingMemory(60, seed=seed), MostInterfered(8), budget=4, seed=seed)
+
+    def learn(one: Replay) -> None:
+        for number in range(20):
+            one.observe(*batch(number))
+            one.predict(batch(50)[0])
+
+    together, alone = [learner(0), learner(1)], [learner(0), learner(1)]
+    for thread in [Thread(lambda one=one: learn(one)) for one in together]:
+        thread.join()
+    for one, other in zip(together, alone, strict=True):
+        learn(other)
+        assert_same(one.model.state_dict(), other.model.state_dict())
+        assert_same(one.memory.state_dict(), other.memory.state_dict())
 
 
 def test_checkpoints_saved_while_another_thread_learns_are_consistent(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
+from rehearse import Batch, Finetune, GenerativeReplay, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.network import NamedGradient
 from sameness import assert_same, frozen
@@ -302,9 +304,54 @@ def test_a_layer_that_is_used_twice_has_the_look_ahead_of_both_uses() -> None:
     torch.testing.assert_close(after, F.cross_entropy(literal(x), y, reduction="none").detach(), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.usefixtures("process_group")
 def test_wrapped_and_scripted_models_are_refused() -> None:
-    model = nn.Linear(40, 4)
-    for wrapped in (nn.DataParallel(model), torch.jit.script(model)):
-        with pytest.raises(InvalidType, match="pass the"):
-            Finetune(wrapped, sgd(model))
+    """Copies of a distributed model would be trained apart, without a word; scripted ones fail in the middle."""
+    x, plain = samples()[0], nn.Linear(40, 4)
+    wrapped = [nn.DataParallel(plain), nn.parallel.DistributedDataParallel(plain)]
+    scripted = [torch.jit.script(plain), torch.jit.trace(plain, x)]
+    for models, advice in ((wrapped, "model.module"), (scripted, "plain module")):
+        for model in models:
+            with pytest.raises(InvalidType, match=advice):
+                Finetune(model, sgd(plain))
+            with pytest.raises(InvalidType, match=r"part '1' of the model"):
+                Finetune(nn.Sequential(nn.Identity(), model), sgd(plain))
+            with pytest.raises(InvalidType, match="generator"):
+                GenerativeReplay(plain, sgd(plain), model, sgd(plain))
+
+
+def test_hooks_that_would_never_run_are_refused() -> None:
+    """Gradients are not accumulated in `.grad`; a hook on the gradient itself does run."""
+    model, seen = nn.Linear(40, 4), list[Tensor]()
+    handle = model.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(InvalidInput, match=r"'weight'.*register_hook"):
+        Finetune(model, sgd(model))
+    handle.remove()
+    model.weight.register_hook(seen.append)
+    Finetune(model, sgd(model)).observe(*samples())
+    assert len(seen) == 1
+
+
+def test_an_optimizer_that_is_assigned_is_the_one_that_looks_ahead() -> None:
+    def learner(rate: float) -> Replay:
+        model = TwoLayers()
+        made = Replay(model, sgd(model, rate), ReservoirMemory(9), MostInterfered(virtual_step="optimizer"), budget=3)
+        made.remember([(*samples(9, 1), 0)])
+        return made
+
+    changed, expected = learner(0.5), learner(0.01)
+    changed.optimizer = sgd(changed.model, 0.01)
+    x, y = samples(5, 2)
+    assert_same(changed.diagnose(x, y, 1).after, expected.diagnose(x, y, 1).after)
+    assert not torch.equal(changed.diagnose(x, y, 1).after, learner(0.5).diagnose(x, y, 1).after)
+    one, other = (made.observe(x, y, 1).interference for made in (changed, expected))
+    assert_same(one, other)
+    assert_same(changed.model.state_dict(), expected.model.state_dict())

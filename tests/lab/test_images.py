@@ -6,7 +6,7 @@ import torch
 
 from rehearse.errors import InvalidInput
 from rehearse.lab.report.images import GAP, grid, reconstructions_figure, retrieved_figure
-from rehearse.learners.generative.imagined import Retrieved
+from rehearse.learners.generative.retrieval import Retrieved
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -52,4 +52,7 @@ def test_the_figures_are_written(tmp_path):
     for file in files:
         with Image.open(file) as picture:
             heights.append(picture.height)
+            margin = np.asarray(picture)[:, :8]  # before the labels: the page shows through, light or dark
+            assert picture.mode == "RGBA"
+            assert not margin[..., 3].any()
     assert heights == [2 * (rows * (8 + GAP) + GAP) for rows in (4, 5, 1)]

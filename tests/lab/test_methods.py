@@ -183,6 +183,8 @@ def test_a_number_makes_the_same_run_however_it_is_written(option: str, whole: i
         ("gen-mir", "split-mnist", {}, True),
         ("ae", "split-cifar10", {}, False),
         ("ae-mir", "split-cifar10", {}, True),
+        ("gem", "split-cifar10", {}, True),  # gradients of past tasks
+        ("agem", "split-cifar10", {}, False),
     ],
 )
 def test_a_run_that_scores_nothing_has_no_precision_of_scoring(

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import stats as scipy_stats
 
 from rehearse.errors import InvalidInput
 from rehearse.lab.statistics import Published, paired_difference, seeds_needed, summary, verdict
@@ -94,28 +95,58 @@ def test_seeds_needed_at_the_edges():
         seeds_needed(1, 1, power=1)
 
 
-def test_verdict_by_hand():
-    ours = summary([0.80, 0.82, 0.84])  # sd 0.02, se 0.011547
+WELCH = scipy_stats.ttest_ind_from_stats  # with standard deviations, where `Published` has a standard error
+
+
+@pytest.mark.parametrize("value", [0.70, 0.775, 0.78, 0.82, 0.85, 0.86, 0.90])
+@pytest.mark.parametrize("runs", [3, 15, 100])
+def test_a_number_differs_where_welchs_test_says_so(value: float, runs: int) -> None:
+    ours = summary([0.80, 0.82, 0.84, 0.81])
+    found = verdict(ours, Published(value, 0.02, 0.01, runs))
+    test = WELCH(ours.mean, ours.sd, 4, value, 0.01 * math.sqrt(runs), runs, equal_var=False)
+    assert (found.word == "differs") == (test.pvalue < 0.05)
+    assert found.difference == pytest.approx(ours.mean - value)
+
+
+def test_a_number_printed_without_uncertainty_is_exact() -> None:
+    ours = summary([0.80, 0.82, 0.84])  # 4.3027 × 0.011547 = 0.049683
+    assert verdict(ours, Published(0.8696, None, None)).word == "inconclusive"
+    assert verdict(ours, Published(0.8697, None, None)).word == "differs"
+    assert verdict(ours, Published(0.8697, None, None)).half == pytest.approx(0.049683, abs=1e-6)
+
+
+def test_two_numbers_agree_only_where_the_interval_is_at_most_two_points_to_each_side() -> None:
+    narrow, wide = summary([0.80, 0.81, 0.82]), summary([0.79, 0.81, 0.83])
+    assert verdict(narrow, Published(0.80, None, None)).word == "inconclusive"  # 4.3027 × 0.0057735 = 0.0248
+    assert verdict(summary([0.80, 0.81, 0.82, 0.81]), Published(0.80, None, None)).word == "agrees"  # 0.0130
+    assert verdict(wide, Published(0.80, None, None), margin=0.05).word == "agrees"
+    assert verdict(summary([80.0, 81.0, 82.0, 81.0]), Published(80.0, None, None), margin=2.0).word == "agrees"
+
+
+def test_the_seeds_needed_are_the_fewest_that_end_an_inconclusive_verdict() -> None:
+    published = Published(0.805, 0.01, 0.005, 15)
+    found = verdict(summary([0.79, 0.81, 0.83]), published)
+    assert found.word == "inconclusive"
+    same = [0.81 + 0.02 * math.sqrt((found.seeds_needed - 1) / found.seeds_needed) * (-1) ** i for i in range(100)]
+    for n, word in ((found.seeds_needed, "agrees"), (found.seeds_needed - 1, "inconclusive")):
+        made = summary(same[:n])
+        scaled = summary([0.81 + (v - made.mean) * 0.02 / made.sd for v in made.values])  # sd 0.02, as measured
+        assert verdict(scaled, published).word == word
+
+
+def test_no_number_of_seeds_makes_up_for_a_wide_published_interval() -> None:
+    found = verdict(summary([0.79, 0.81, 0.83]), Published(0.80, 0.06, 0.03, 15))
+    assert (found.word, found.seeds_needed) == ("inconclusive", None)
+
+
+def test_verdict_where_there_is_none() -> None:
     published = Published(0.85, 0.02, 0.01)
-    # The allowance is 1.96 √(0.011547² + 0.01²) = 0.029940.
-    assert verdict(ours, published) == "below"
-    assert verdict(ours, Published(0.8499, 0.02, 0.01)) == "within"
-    assert verdict(ours, Published(0.7901, 0.02, 0.01)) == "within"
-    assert verdict(ours, Published(0.79, 0.02, 0.01)) == "above"
-
-
-def test_a_number_printed_without_uncertainty_is_exact():
-    ours = summary([0.80, 0.82, 0.84])  # 1.96 × 0.011547 = 0.022632
-    assert verdict(ours, Published(0.8426, None, None)) == "within"
-    assert verdict(ours, Published(0.8427, None, None)) == "below"
-
-
-def test_verdict_where_there_is_none():
-    published = Published(0.85, 0.02, 0.01)
-    assert verdict(summary([0.8, 0.9]), None) == "no number"
-    assert verdict(summary([]), published) == "no number"
-    assert verdict(summary([0.8, NAN]), published) == "no number"
-    assert verdict(summary([0.8]), published) == "too few runs"
+    assert verdict(summary([0.8, 0.9]), None) is None
+    assert verdict(summary([]), published) is None
+    assert verdict(summary([0.8, NAN]), published) is None
+    one = verdict(summary([0.8]), published)
+    assert (one.word, one.half, one.seeds_needed) == ("inconclusive", None, None)
+    assert verdict(summary([0.85, 0.85]), Published(0.85, None, None)).word == "agrees"
 
 
 def test_importing_does_not_import_scipy():

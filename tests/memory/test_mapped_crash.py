@@ -25,7 +25,7 @@ from rehearse import ClassBalancedMemory, Replay, ReservoirMemory, RingMemory, U
 torch.set_num_threads(1)
 folder, policy, mode, kills = Path(sys.argv[1]), globals()[sys.argv[2]], sys.argv[3], int(sys.argv[4])
 checkpoint, SAVE = folder / "checkpoint", 3
-OURS = tuple(f"rehearse/{name}.py" for name in ("memory/mapped/file", "memory/mapped/journal", "checkpoint"))
+OURS = tuple(f"rehearse/{name}.py" for name in ("memory/mapped/file", "memory/mapped/journal", "files", "checkpoint"))
 chance = random.Random(sys.argv[2] + mode)
 
 

@@ -21,7 +21,7 @@ from rehearse.errors import CheckpointError
 from rehearse.memory import ExemplarMemory, TaskRingMemory
 from rehearse.memory.changes import Changes
 from rehearse.memory.index import TaskIndex
-from rehearse.memory.mapped import MappedFile
+from rehearse.memory.mapped import MappedFile, file
 from rehearse.memory.mapped.journal import Journal
 from rehearse.memory.rows import Rows
 from rehearse.undo import all_or_nothing
@@ -184,13 +184,13 @@ def test_what_is_committed_stays(memory: Memory) -> None:
 POINTS: list[tuple[type, str]] = [
     (Changes, "note"),
     (Rows, "_note"),
+    (MappedFile, "_keep"),
     (Rows, "write"),
     (Rows, "erase"),
     (TaskIndex, "clear"),
     (TaskIndex, "put"),
     (TaskIndex, "_append"),
     (TaskIndex, "_remove"),
-    (TaskIndex, "_move"),
     (Memory, "note"),
     (Memory, "_clear_facts"),
     (MappedFile, "passed"),
@@ -305,7 +305,7 @@ def test_a_snapshot_takes_no_longer_for_a_large_memory() -> None:
             gc.disable()
             started = time.perf_counter()
             restore = memory.snapshot()
-            memory._index.put(np.array([1, 2, 3]), np.array([0, 0, 1]), memory._noting())
+            memory._index.put(np.array([1, 2, 3]), np.array([0, 0, 1]))
             restore()
             times.append(time.perf_counter() - started)
             gc.enable()
@@ -338,7 +338,7 @@ def filled(folder: Path | None) -> Memory:
 FAILURES: dict[str, tuple[Any, str, Exception | BaseException]] = {
     "the journal cannot be written": (Journal, "append", OSError(28, "No space left on device")),
     "journals cannot be read": (Journal, "records", CheckpointError("damaged")),
-    "journals cannot be synced": (Journal, "sync", OSError(5, "Input/output error")),
+    "journals cannot be synced": (file, "sync", OSError(5, "Input/output error")),
     "the file cannot be synced": (MappedFile, "sync", OSError(5, "Input/output error")),
     "interrupted before erasing": (Rows, "erase", KeyboardInterrupt()),
     "interrupted after erasing": (Memory, "_clear_facts", KeyboardInterrupt()),

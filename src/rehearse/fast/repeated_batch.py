@@ -61,13 +61,13 @@ class RepeatedBatch:
         self.leaf, self.delta, self.found = self.outputs, self.outputs, NamedGradient()
 
     def forward(self) -> Tensor:
-        """See `Descent.forward`."""
+        """See `PlainDescent.forward`."""
         self.leaf = self.outputs.detach().requires_grad_()
         self.network.samples_passed += len(self.x)
         return self.model.rest(self.leaf + self.model.first.bias)
 
     def step(self, loss: Tensor) -> Operations:
-        """See `Descent.step`."""
+        """See `PlainDescent.step`."""
         wanted = [self.leaf, self.weight, *(parameter for parameter, _ in self.others.values())]
         self.delta, again, *values = torch.autograd.grad(loss, wanted, allow_unused=True)
         if again is not None:
@@ -82,11 +82,11 @@ class RepeatedBatch:
         return map(call, [*steps, moved, partial(self.sum.add_, self.delta)])
 
     def finish(self) -> Operations:
-        """See `Descent.finish`: the first layer's weight."""
+        """See `PlainDescent.finish`: the first layer's weight."""
         return map(call, [partial(self.weight.detach().addmm_, self.sum.t(), self.x, alpha=-self.rate)])
 
     def gradient(self) -> NamedGradient:
-        """See `Descent.gradient`."""
+        """See `PlainDescent.gradient`."""
         return NamedGradient({**self.found, self.name: self.delta.t() @ self.x})
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..batchnorm import BatchNormPolicy, Forward
-from ..memory import Memory
+from ..batchnorm import BatchNormPolicy
 from ..undo import Restore
 
 Statistics = dict[str, Tensor]
@@ -38,6 +37,11 @@ class Published(BatchNormPolicy):
             buffer.copy_(tensors[name])
         self._noted = _statistics(model), clean
 
+    @property
+    def moved(self) -> bool:
+        """Whether candidates have moved the statistics."""
+        return self._noted is not None
+
     @torch.no_grad()
     def clean(self, model: nn.Module) -> Statistics:
         """Return the statistics that candidates have not moved, by name."""
@@ -54,10 +58,6 @@ class Published(BatchNormPolicy):
                 remaining = (1 - (module.momentum or 0.0)) ** passes
                 found[key] = now[key] + remaining * (clean[key] - moved[key])
         return found
-
-    def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
-        """Return no replacement: prediction uses the model's own."""
-        return {}
 
     def snapshot(self) -> Restore:
         """Return a function that restores what was noted."""

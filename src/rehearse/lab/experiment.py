@@ -6,7 +6,6 @@ software and machine, and a checkpoint from which it resumes bit for bit after a
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from .preparations import Cost, Preparation
 from .run_folder import RunLog, plain, resume
 from .setup import spec_learner, spec_stream, with_precision
 from .spec import Spec
+from .stored_inputs import with_inputs, without_inputs
 
 Predict = Callable[[Any], torch.Tensor]
 COSTS = tuple(
@@ -64,8 +64,6 @@ class Settings:
     checkpoint_seconds: float = 30.0
     checkpoint_steps: int | None = None
     trace: bool = False
-    seen_only: bool = False
-    """Whether only the tasks so far are evaluated after each task: no metric reads the accuracy on those to come."""
     preparations: Path | None = None
     """Where runs leave what they prepare before a task, for others that would prepare the same."""
     on_task_end: Callable[[Run, Batch, Step, Path], None] | None = None
@@ -85,8 +83,9 @@ class Run:
         self.position = 0
         self.begun: int | None = None
         self.matrices = self._undefined(tasks)
+        """Accuracies after each task, undefined above the diagonal: on tasks to come, which no metric reads."""
         self.alternatives = {name: self._undefined(tasks) for name in alternative_predictors(self.learner)}
-        """The matrices of the alternative predictors, undefined above the diagonal, where no metric reads."""
+        """The matrices of the alternative predictors."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.total_seconds = 0.0
         self.alternatives_cpu_seconds = 0.0
@@ -194,23 +193,26 @@ class Run:
         self.training_seconds += time.perf_counter() - started
         started = time.perf_counter()
         row = self.row(batch)
-        self._evaluate(self.learner.predict, self.matrices, row, seen_only=self.settings.seen_only)
+        self._evaluate(self.learner.predict, self.matrices, row)
         self.extra[row] = self._extra_metrics(row)
         self.evaluation_seconds += time.perf_counter() - started
         started = time.process_time()
         for name, predict in alternative_predictors(self.learner).items():
-            self._evaluate(predict, self.alternatives[name], row, seen_only=True)
+            if predict == self.learner.predict:  # evaluated above
+                for part, matrix in self.matrices.items():
+                    self.alternatives[name][part][row] = matrix[row]
+            else:
+                self._evaluate(predict, self.alternatives[name], row)
         self.alternatives_cpu_seconds += time.process_time() - started
 
-    def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int, *, seen_only: bool) -> None:
+    def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int) -> None:
         for name, tasks in self.stream.evaluation.items():
-            for column, test in enumerate(tasks[: row + 1] if seen_only else tasks):
+            for column, test in enumerate(tasks[: row + 1]):
                 into[name][row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
         """Return what the method measures of itself on the test sets of the tasks seen so far, averaged."""
-        seen = self.stream.evaluation["test"] if self._iid else self.stream.evaluation["test"][: row + 1]
-        measured = [own_metrics(self.learner, test.x) for test in seen]
+        measured = [own_metrics(self.learner, test.x) for test in self.stream.evaluation["test"][: row + 1]]
         return {name: float(np.mean([values[name] for values in measured])) for name in measured[0]}
 
     # ---------------------------------------------------------------------------------------------------- state
@@ -221,21 +223,19 @@ class Run:
             "spec": self.spec.canonical,
             "position": self.position,
             "begun": self.begun,
-            "learner": self.learner.state_dict(),
+            "learner": without_inputs(self.learner.state_dict(), self.learner),
             "matrices": _lists(self.matrices),
             "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
             "cost": [getattr(self, name) for name in COSTS],
             "environments": [*self.earlier, environment()],
-            "seen_only": self.settings.seen_only,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
-        self.learner.load_state_dict(state["learner"])
-        self.settings = dataclasses.replace(self.settings, seen_only=state["seen_only"])  # as it began
+        self.learner.load_state_dict(with_inputs(state["learner"], self.stream))
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
         self.matrices = _arrays(state["matrices"])
         self.alternatives = {name: _arrays(matrices) for name, matrices in state["alternatives"].items()}

@@ -27,6 +27,7 @@ from ..retrieval import Retrieval
 from . import builders
 from .builders import Build, defaults
 from .builders import Problem as Problem
+from .extensions import find
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
 from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded
 from .spec import Plain, Spec, merge, stream_settings
@@ -83,7 +84,8 @@ def learner(
         store: The class of its memory, if it has one.
         more: Further fields of `Method`.
     """
-    arguments = [name for name in inspect.signature(kind).parameters if name not in SHARED]
+    parameters = inspect.signature(kind).parameters.values()
+    arguments = [one.name for one in parameters if one.name not in SHARED and one.kind is not one.VAR_KEYWORD]
     used = [name for name in arguments if name in COMMON]
     options = defaults(kind, *(name for name in arguments if name not in COMMON))
 
@@ -183,14 +185,17 @@ METHODS: dict[str, Method] = {
 
 # ------------------------------------------------------------------------------------------------------ resolving
 
+OWN_SETTINGS: Final[Mapping[str, Any]] = {
+    "capacity": 500, "updates": 1, "budget": 10, "candidates": 50, "criterion": "mi1", "batchnorm": "auto",
+    "exclude_current_task": False,
+}  # fmt: skip
+"""The settings of a stream of the user's own, where it has none itself."""
 SPEC_FIELDS = frozenset(Spec.__dataclass_fields__) - {"method", "stream", "method_version", "stream_version"}
 
 
 def find_method(name: str) -> Method:
     """Return a method, or say which there are."""
-    if name not in METHODS:
-        raise InvalidInput(f"there is no method {name!r}; there are {', '.join(METHODS)}")
-    return METHODS[name]
+    return find(METHODS, "method", name)
 
 
 def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
@@ -200,9 +205,9 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     cleared; a layer that names one that does not exist, or an option of another method, is refused.
     """
     known = find_method(method)
-    if stream not in STREAMS:
-        raise InvalidInput(f"there is no stream {stream!r}; there are {', '.join(STREAMS)}")
-    settings = stream_settings(stream)
+    definition, settings = find(STREAMS, "stream", stream), stream_settings(stream)
+    if definition.make is not None:
+        settings["common"] = {**OWN_SETTINGS, **definition.settings}
     defaults = {"options": dict(known.options)}
     values = merge([defaults, settings["common"], settings["methods"].get(method, {}), *map(_with_capacity, layers)])
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))
@@ -224,7 +229,7 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
         replayed = (values.get("budget") or 0) // values["options"].get("copies", 1)
         values["candidates"] = max(known.candidates, replayed)
     _check_candidates(values)
-    values.update(method_version=known.version, stream_version=STREAMS[stream].version)
+    values.update(method_version=known.version, stream_version=definition.version)
     return Spec(method=method, stream=stream, **values)
 
 
@@ -242,6 +247,7 @@ def _check_candidates(values: Mapping[str, Any]) -> None:
 def precision_of(spec: Spec) -> str:
     """Return the precision that a run is computed in: if nothing is scored there is none of scoring."""
     scores = spec.criterion is not None or spec.candidates is not None or "search_steps" in spec.options
+    scores = scores or spec.method == "gem"  # whose gradients of past tasks are in that precision
     return "float32" if spec.precision == "bfloat16-scoring" and not scores else spec.precision
 
 

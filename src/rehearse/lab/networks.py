@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from torch import nn
 
 from ..errors import InvalidInput
 from ..nets import MLP, GatedMLP, ReducedResNet18
+from .extensions import find
 
-NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
+NETWORKS: dict[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
     "gated": lambda classes, shape: GatedMLP(math.prod(shape), classes=classes),
     "mlp": lambda classes, shape: MLP(math.prod(shape), classes=classes),
     "resnet18": lambda classes, shape: ReducedResNet18(classes, input_shape=_image(shape)),
@@ -21,9 +22,7 @@ NETWORKS: Mapping[str, Callable[[int, tuple[int, ...]], nn.Module]] = {
 
 def make_network(name: str, *, classes: int, input_shape: tuple[int, ...]) -> nn.Module:
     """Return a new network of that name."""
-    if name not in NETWORKS:
-        raise InvalidInput(f"there is no network {name!r}; there are {', '.join(NETWORKS)}")
-    return NETWORKS[name](classes, input_shape)
+    return find(NETWORKS, "network", name)(classes, input_shape)
 
 
 def _image(shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -24,14 +24,14 @@ def alternative_predictors(learner: Learner) -> dict[str, Predict]:
         return {REAL_TEST: lambda x: _predict_real(learner, x)}
     if not isinstance(learner.batchnorm, Published) or not learner.network.has_batchnorm:
         return {}
-    clean, recalibrated = learner.batchnorm.clean, Recalibrated()
+    clean, moved, recalibrated = learner.batchnorm.clean, learner.batchnorm.moved, Recalibrated()
 
     def estimated() -> dict[str, Tensor]:
         assert learner.memory is not None
         return clean(learner.model) | recalibrated.statistics(learner.model, learner.memory, learner._move_buffers)
 
     return {
-        "clean": lambda x: _predict_with(learner, clean(learner.model), x),
+        "clean": (lambda x: _predict_with(learner, clean(learner.model), x)) if moved else learner.predict,
         "recalibrated": lambda x: _predict_with(learner, estimated(), x),
     }
 

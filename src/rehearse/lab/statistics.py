@@ -6,17 +6,19 @@ mean over seeds. A value that is nan makes the mean nan: a seed is never left ou
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, isfinite, isnan, nan, sqrt
+from math import ceil, inf, isfinite, isnan, nan, sqrt
 from typing import Literal
 
 import numpy as np
 
 from rehearse.errors import InvalidInput
 
-Verdict = Literal["within", "above", "below", "no number", "too few runs"]
 CONFIDENCE = 0.95
+MARGIN = 0.02  # half an interval in which two accuracies agree: 2 points
+MOST_SEEDS = 100_000  # beyond this, more seeds do not narrow an interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,27 @@ class Summary:
 class Published:
     """A number that somebody printed, in our units: value ± plus_minus, and the standard error behind the ±.
 
-    ``plus_minus`` and ``se`` are None where no ± was printed.
+    ``plus_minus`` and ``se`` are None where no ± was printed, ``runs`` is where their number was not.
     """
 
     value: float
     plus_minus: float | None
     se: float | None
+    runs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Ours − published: the difference, half its 95 % interval (None for one run of ours), and what follows.
+
+    ``seeds_needed`` estimates how many seeds in all end an "inconclusive": None otherwise, and where it cannot be
+    estimated or no number is enough because the published interval alone is too wide.
+    """
+
+    word: Literal["differs", "agrees", "inconclusive"]
+    difference: float
+    half: float | None
+    seeds_needed: int | None = None
 
 
 def summary(values: Iterable[float]) -> Summary:
@@ -60,7 +77,7 @@ def summary(values: Iterable[float]) -> Summary:
         return Summary(nan, None, nan, nan, 0, ())
     mean = float(np.mean(kept))
     sd = float(np.std(kept, ddof=1)) if n > 1 else nan
-    return Summary(mean, _interval(mean, sd, n), float(np.median(kept)), sd, n, kept)
+    return Summary(mean, interval(mean, sd, n), float(np.median(kept)), sd, n, kept)
 
 
 def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Summary:
@@ -73,7 +90,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> Summary
 
 
 def seeds_needed(sd: float, effect: float, power: float = 0.8) -> int | None:
-    """How many seeds would settle a difference of ``effect`` whose standard deviation over seeds is ``sd``.
+    """Estimate how many seeds show a difference of ``effect`` whose standard deviation over seeds is ``sd``.
 
     The smallest n at which a true difference of that size is found, that is, at which its 95 % interval
     leaves out zero, with probability ``power``: P(t' > t_{0.975, n−1}) ≥ power, where t' is noncentral t
@@ -100,24 +117,49 @@ def seeds_needed(sd: float, effect: float, power: float = 0.8) -> int | None:
     return n
 
 
-def verdict(ours: Summary, published: Published | None) -> Verdict:
-    """Whether our mean agrees with a published one: "within" if |ours − published| ≤ 1.96 √(se² + se_p²).
+def verdict(ours: Summary, published: Published | None, margin: float = MARGIN) -> Verdict | None:
+    """Compare our mean with a published one by the 95 % interval of ours − published.
 
-    se is ours, sd / √n, and se_p the published one. Otherwise "above" or "below", which says where our number
-    lies and not whether that is good. "no number" where either side has none, and "too few runs" where one
-    run of ours cannot have a standard error. A number that was printed without its ± counts as exact.
+    The interval is Welch's (1947, "The Generalization of Student's Problem"): it has the standard errors of both
+    sides, and degrees of freedom from the runs of both. A number printed without its ± counts as exact.
+
+    Args:
+        ours: Our values.
+        published: The published number.
+        margin: The largest half-width at which an interval around zero is agreement.
+
+    Returns:
+        "differs" if the interval excludes zero, "agrees" if it contains zero and its half-width is at most ``margin``,
+        else "inconclusive", with the smallest number of seeds at which one of the other two would hold if the
+        difference and the standard deviation stayed as they are. None where either side has no number.
     """
     if published is None or isnan(ours.mean):
-        return "no number"
-    if ours.n < 2:
-        return "too few runs"
+        return None
     difference = ours.mean - published.value
-    if abs(difference) <= 1.96 * sqrt(ours.se**2 + (published.se or 0.0) ** 2):
-        return "within"
-    return "above" if difference > 0 else "below"
+    if ours.n < 2:
+        return Verdict("inconclusive", difference, None)
+    half = _half_width(ours.sd, ours.n, published)
+    if abs(difference) > half:
+        return Verdict("differs", difference, half)
+    if half <= margin:
+        return Verdict("agrees", difference, half)
+    enough, counts = max(margin, abs(difference)), range(ours.n + 1, MOST_SEEDS)
+    more = bisect_left(counts, True, key=lambda n: _half_width(ours.sd, n, published) <= enough)
+    return Verdict("inconclusive", difference, half, counts[more] if more < len(counts) else None)
 
 
-def _interval(mean: float, sd: float, n: int) -> tuple[float, float] | None:
+def _half_width(sd: float, n: int, published: Published) -> float:
+    from scipy import stats
+
+    variances = [(sd**2 / n, n), ((published.se or 0.0) ** 2, published.runs or inf)]
+    spread = sum(variance**2 / (runs - 1) for variance, runs in variances)
+    both = sum(variance for variance, _ in variances)
+    degrees = both**2 / spread if spread else inf
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * sqrt(both)
+
+
+def interval(mean: float, sd: float, n: int) -> tuple[float, float] | None:
+    """The 95 % interval of a mean of ``n`` values; None for fewer than two."""
     from scipy import stats
 
     if n < 2 or isnan(mean):

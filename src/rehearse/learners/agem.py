@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..batch import Step, Tree
-from ..checks import check_budget, check_positive, check_rings, needs_two_samples
-from ..losses import as_loss
+from ..checks import check_budget, check_rings, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..random import RandomState
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -52,35 +49,29 @@ class AGEM(Learner):
         seed: int = 0,
     ) -> None:
         """Build a learner around a model; see `Replay` for the arguments."""
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_rings(memory)
-        super().__init__(network, as_loss(loss), memory=memory)
-        check_positive(updates=updates)
+        super().__init__(network, loss, memory=memory, updates=updates)
         check_budget(budget, model)
-        self.budget, self.updates = budget, updates
+        self.budget = budget
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch without raising the average loss of the past; see `Learner.observe`."""
         network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
         with self.lock, all_or_nothing(network, memory) as commit:
             columns, replayed, replayed_loss = memory.check(incoming), None, None
-            memory.share(incoming)
-            with network.training():
-                for remaining in reversed(range(self.updates)):
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    held = memory.eligible(incoming.task)
-                    if held > 1 or (held and not needs_two_samples(self.model)):
+                    if memory.eligible(incoming.task) > needs_two_samples(self.model):
                         replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
                         replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
                         gradient = project(gradient, reference)
-                    if remaining:
-                        network.save_parameters()
-                        run(network.step(gradient))
-                step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, columns)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+                    step = network.step(gradient)  # θ ← SGD(g)
+            memory.keep(incoming, columns)  # M_t
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, replayed_loss, replayed)
 
 

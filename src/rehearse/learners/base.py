@@ -6,25 +6,28 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, tree_map, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean
+from ..checks import check_positive, one_tensor
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..heads import grow
-from ..losses import Loss, at_least_float32, columns_to_store
+from ..heads import Growth, find_head, growth
+from ..losses import as_loss, at_least_float32, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
+from ..serving import FrozenNetwork, Predictor, Served, check_has_probabilities, decided, probabilities
 from ..states import load_network_state, move_network, network_state
-from ..undo import all_or_nothing, restoring, run
+from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
@@ -45,13 +48,21 @@ class Learner(ABC):
     """Whether stored samples of the incoming batch's task are not replayed."""
 
     def __init__(
-        self, network: Network, loss: Loss, *, memory: Memory | None = None, batchnorm: BatchNormPolicy | None = None
+        self,
+        network: Network,
+        loss: Any,
+        *,
+        memory: Memory | None = None,
+        updates: int = 1,
+        batchnorm: BatchNormPolicy | None = None,
     ) -> None:
         """Combine the parts; see `Replay` for their meaning."""
+        check_positive(updates=updates)
         _keep_freed_memory()
-        self.network, self.loss, self.memory, self.batchnorm = network, loss, memory, batchnorm or Clean()
-        self.plain = Plain(network, loss, self.batchnorm)
-        self.progress = Progress(kind=loss.kind)
+        self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
+        self.updates = updates
+        self.plain = Plain(network, self.loss, self.batchnorm)
+        self.progress = Progress(kind=self.loss.kind)
         self.lock = threading.RLock()
 
     @property
@@ -66,7 +77,8 @@ class Learner(ABC):
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.network.optimizer = optimizer
+        with self.lock:
+            self.network.optimizer = optimizer
 
     @property
     def device(self) -> torch.device:
@@ -126,12 +138,22 @@ class Learner(ABC):
         """Give the model's last layer ``classes`` outputs in all, and return how many are new; see `heads.grow`.
 
         What was learned stays, the optimizer's momentum included. A checkpoint of a grown learner loads into one that
-        has not grown yet.
+        has not grown yet. Refused if the memory could not store what the loss wants stored of so many outputs.
         """
         if self.progress.kind in ("labels", "values"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
-        with self.lock, self.network.random:
-            return grow(self.model, self.optimizer, classes)
+        with self.lock, all_or_nothing(self.network) as commit:
+            if self.memory is not None and isinstance(classes, int) and classes > 0:
+                logits = find_head(self.model)[1].weight.new_zeros(1, classes)
+                self.memory.check_widths(columns_to_store(self.loss, logits))
+            with self.network.random:
+                grown = growth(self.model, self.optimizer, classes)
+            commit(grown.operations, self._grow_with(grown))
+        return grown.added
+
+    def _grow_with(self, grown: Growth) -> Operations:
+        """Return what else has to be done when the head grows."""
+        return ()
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Store samples that the model already knows, without training on them.
@@ -150,7 +172,7 @@ class Learner(ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to fill")
         count = 0
         for batch in batches(data, limit):
-            with self.lock:
+            with self._looking():
                 self._store_known(batch)
             count += len(batch)
         return count
@@ -163,7 +185,7 @@ class Learner(ABC):
         progress = self.progress._replace(kind=self.progress.kind or kind_of(known.y))
         with all_or_nothing(self.memory) as commit:
             self.memory.keep(known, self.memory.check(known, **wanted))
-            commit(map(setattr, [self], ["progress"], [progress]))
+            commit(assign(self, progress=progress))
 
     def _known_logits(self, known: Batch) -> Tensor:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
@@ -190,17 +212,12 @@ class Learner(ABC):
 
     def predict(self, x: Tree) -> Tensor:
         """Return the most likely class of each sample (values for regression, booleans for several labels)."""
-        logits = self.logits(x)
-        if self.progress.kind == "values":
-            return logits
-        return logits > 0 if self.progress.kind == "labels" else logits.argmax(1)
+        return decided(self.logits(x), self.progress.kind)
 
     def predict_proba(self, x: Tree) -> Tensor:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
-        if self.progress.kind == "values":
-            raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-        logits = self.logits(x)
-        return logits.sigmoid() if self.progress.kind == "labels" else logits.softmax(1)
+        check_has_probabilities(self.progress.kind)
+        return probabilities(self.logits(x), self.progress.kind)
 
     def logits(self, x: Tree) -> Tensor:
         """Return the model's outputs in eval mode. Changes nothing."""
@@ -208,6 +225,24 @@ class Learner(ABC):
         with self._looking():
             found = [self._evaluate(part) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def predictor(self) -> Predictor:
+        """Return an immutable copy of everything that prediction uses, with the same answers bit for bit.
+
+        Threads may share it without waiting for each other or for this learner, and it never changes: make a new one
+        as often as predictions should follow what is learned. It costs a copy of the model; where batch-norm
+        statistics are re-estimated from the memory also that, once, so that its predictions do not pay for it; and for
+        `GDumb` the training that a first prediction would wait for. Other calls of the learner wait meanwhile.
+
+        Raises:
+            InvalidInput: If the model cannot be copied.
+        """
+        with self._looking(), self.network.looking("evaluation"):
+            return Predictor(self._served(), self.progress.kind)
+
+    def _served(self) -> Served:
+        """Return what `_evaluate` does as a module with tensors of its own."""
+        return Served(FrozenNetwork(self.network, self._statistics()))
 
     def _evaluate(self, x: Tree) -> Tensor:
         return self._pass(x)
@@ -223,9 +258,13 @@ class Learner(ABC):
     def _ready(self, x: Tree) -> Tree:
         """Return inputs as the model takes them."""
         device = self.network.device
-        if isinstance(x, Tensor):
-            return self.network.prepare(x if x.device == device else x.to(device))
+        if isinstance(x, Tensor) and x.device == device:  # saves a tenth of a prediction
+            return self.network.prepare(x)
         return self.network.prepare(tree_map(lambda leaf: leaf.to(device), x))
+
+    def _inputs(self, x: Tree) -> Tensor:
+        """Return inputs as all networks of the learner take them: one tensor of real numbers."""
+        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
     def _statistics(self) -> dict[str, Tensor]:
         """Return the batch-norm statistics to predict with, as far as they are not the model's own."""
@@ -306,11 +345,13 @@ class Learner(ABC):
 
     # ---------------------------------------------------------------------------------------------------------- state
 
-    def to(self, device: torch.device | str) -> Learner:
+    def to(self, device: torch.device | str) -> Self:
         """Move model and optimizer state; stored samples stay where they are and are moved as they are replayed."""
         with self.lock:
-            for network in self._networks():
-                move_network(network, device)
+            own = self._own_state()
+            with restoring(partial(self._load_own_state, own)):  # goes where the networks are
+                for network in self._networks():
+                    move_network(network, device)
         return self
 
     def state_dict(self) -> dict[str, Any]:
@@ -340,18 +381,17 @@ class Learner(ABC):
             before = self.state_dict()
             try:
                 self._load(state)
-            except KeyError as problem:
-                self._load(before)
-                raise CheckpointError(f"the state lacks {problem}; another version of rehearse saved it") from problem
-            except RehearseError:
-                self._load(before)
-                raise
-            except Exception as problem:
-                self._load(before)
-                raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
-            except BaseException:
-                self._load(before)
-                raise
+            except BaseException as problem:
+                try:
+                    self._load(before)
+                except CheckpointError:  # samples in a file are on their way back already: go all of it
+                    self._load(state)
+                if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
+                    raise
+                lacking = f"lacks {problem}; another version of rehearse saved it"
+                other = f"does not fit this {type(self).__name__}: {problem}"
+                what = lacking if isinstance(problem, KeyError) else other
+                raise CheckpointError(f"the state {what}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
         load_network_state(self.network, state["network"])

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..batch import Step, Tree, checked_batch
-from ..checks import check_positive
-from ..losses import as_loss
-from ..memory.ids import with_ids
+from ..batch import Step, Tree
 from ..network import Network
-from ..random import RandomState
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -39,24 +34,19 @@ class Finetune(Learner):
         seed: int = 0,
     ) -> None:
         """Build a learner around a model; see `Replay` for the arguments."""
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
-        super().__init__(network, as_loss(loss))
-        check_positive(updates=updates)
-        self.updates = updates
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
+        super().__init__(network, loss, updates=updates)
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch; see `Learner.observe`."""
-        incoming, network = with_ids(checked_batch(x, y, task), id), self.network
+        network, incoming = self.network, self._accept(x, y, task, id)
         with self.lock, all_or_nothing(network) as commit:
             engine = self.plain.fastest(incoming.x)
-            with network.training():
-                for remaining in reversed(range(self.updates)):
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
                     loss, gradient, *_ = engine.gradient(incoming, replayed=False)
-                    if remaining:
-                        network.save_parameters()
-                        run(engine.step(gradient))
-                step = engine.step(gradient)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+                    step = engine.step(gradient)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss)

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, checked_batch
+from ..batch import Batch, Step, Tree
 from ..checks import check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, InvalidType, NotFinite
-from ..heads import find_head
-from ..losses import as_loss, at_least_float32, columns_to_store
+from ..heads import Growth
+from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
-from ..memory.ids import with_ids
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
-from ..undo import all_or_nothing, run
+from ..serving import FrozenNetwork, Served
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -70,36 +70,36 @@ class GDumb(Learner):
             clip: See `Replay`.
             seed: Of the order of the samples, and of the random numbers that the model draws.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         if not isinstance(memory, ClassBalancedMemory):
             raise InvalidType(f"the memory must be a ClassBalancedMemory, this is {memory!r}")
-        super().__init__(network, as_loss(loss), memory=memory)
+        super().__init__(network, loss, memory=memory)
         check_positive(epochs=epochs, batch=batch)
         if batch == 1 and needs_two_samples(model):
             raise InvalidInput("batch is 1, and a lone sample has no variance for the model's BatchNorm1d")
         self.epochs, self.batch, self._seed = epochs, batch, seed
         self._initial = network.frozen()
-        self._settings = [_settings(group) for group in optimizer.param_groups]
-        self._trained_on = None if len(memory) else memory.changes
-        self._private: tuple[Any, Network] | None = None
+        self._settings = copy.deepcopy(optimizer.state_dict()["param_groups"])
+        # After which changes of the memory it was trained, and what that gave if it was not the model that was trained.
+        self._trained: tuple[int | None, dict[str, Tensor]] = None if len(memory) else memory.changes, {}
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Store an incoming batch; see `Learner.observe`. The loss is that of the model as it is, in eval mode."""
-        incoming = with_ids(checked_batch(x, y, task), id)
-        with self.lock, all_or_nothing(self.network, self.memory) as commit:
-            self.memory.check_inputs(incoming)
+        memory, incoming = self.memory, self._accept(x, y, task, id)
+        with self.lock, all_or_nothing(self.network, memory) as commit:
+            memory.check_inputs(incoming)
             logits = self._pass(incoming.x, {})
             loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
             if len(incoming) > needs_two_samples(self.model):
                 self._check_trainable(incoming)
-            self.memory.keep(incoming, self.memory.check(incoming, **columns_to_store(self.loss, logits)))
-            commit(map(setattr, [self], ["progress"], [self.progress.after(incoming, 0)]))
+            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, columns)  # M
+            commit(assign(self, progress=self.progress.after(incoming, 0)))
         return Step(loss)
 
     def _check_trainable(self, incoming: Batch) -> None:
         """Refuse samples whose gradient is not finite: once stored, no training would succeed."""
-        with borrowed(self.network.random), torch.enable_grad():
+        with borrowed(self.network.random):
             gradient = self.plain.virtual_gradient(incoming).gradient
         if not math.isfinite(gradient.norm()):
             raise NotFinite("the gradient of these samples is not finite; scale them down first")
@@ -107,13 +107,12 @@ class GDumb(Learner):
     def end_task(self) -> None:
         """Train the model from its initial weights on the memory, unless it has been trained on these samples."""
         with self.lock:
-            if self._trained_on == self.memory.changes:
+            if self._trained == (self.memory.changes, {}):
                 return
             with all_or_nothing(self.network) as commit:
                 self.network.save_parameters()
                 progress = self.progress._replace(steps=self.progress.steps + self._train(self.network))
-                now = {"progress": progress, "_trained_on": self.memory.changes, "_private": None}
-                commit(map(setattr, [self] * len(now), now, now.values()))
+                commit(assign(self, progress=progress, _trained=(self.memory.changes, {})))
 
     def _train(self, network: Network) -> int:
         """Train a network from the initial weights on the memory, and return the number of steps."""
@@ -121,7 +120,7 @@ class GDumb(Learner):
         lone = needs_two_samples(network.model)
         if len(self.memory) <= lone:
             return 0
-        samples, steps, order = self.memory.all(), 0, numpy_generator(self._seed, "order")
+        samples, order = self.memory.all(), numpy_generator(self._seed, "order")
         engine = Plain(network, self.loss, self.batchnorm).fastest(samples.x)
         with network.training():
             for _ in range(self.epochs):
@@ -130,8 +129,7 @@ class GDumb(Learner):
                     parts[-2:] = [torch.cat(parts[-2:])]
                 for part in parts:
                     run(engine.step(engine.gradient(samples.take(part), replayed=True).gradient))
-                steps += len(parts)
-        return steps
+        return self.epochs * len(parts)
 
     @torch.no_grad()
     def _reset(self, network: Network) -> None:
@@ -140,57 +138,42 @@ class GDumb(Learner):
         for name, tensor in (trainable | dict(network.model.named_buffers())).items():
             tensor.copy_(self._initial[name])
         network.optimizer.state.clear()
-        for group, settings in zip(network.optimizer.param_groups, self._settings, strict=True):
-            group.update(copy.deepcopy(settings))
+        for group, settings in zip(network.optimizer.param_groups, copy.deepcopy(self._settings), strict=True):
+            group.update({**settings, "params": group["params"]})
         network.random.set(RandomState(self._seed, "fit").get())
 
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
-        network = self._predicting()
-        with network.looking("evaluation"):
-            return at_least_float32(network(self._ready(x), network.twin.tensors()))
+        return self._pass(x, self._trained_tensors())
 
-    def _predicting(self) -> Network:
-        """Return a network that was trained on the memory as it is."""
-        if self._trained_on == self.memory.changes:
-            return self.network
-        now = self.memory.changes, self.device
-        if self._private is None or self._private[0] != now:
+    def _served(self) -> Served:
+        return Served(FrozenNetwork(self.network, self._trained_tensors()))
+
+    def _trained_tensors(self) -> dict[str, Tensor]:
+        """Return what training on the memory as it is gives, as far as it is not the model."""
+        if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)
             with all_or_nothing(private):
                 self._train(private)
-            self._private = now, private
-        return self._private[1]
+            self._trained = self.memory.changes, private.frozen()
+        return {name: tensor.to(self.device) for name, tensor in self._trained[1].items()}
 
     # ------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; new outputs have their first weights in every later training."""
-        with self.lock:
-            added = super().grow(classes)
-            name, head = find_head(self.model)
-            for key, parameter in head.named_parameters(prefix=name, recurse=False):
-                first = self._initial[key]
-                self._initial[key] = torch.cat([first, parameter.detach()[len(first) :].to(first)])
-            self._private = None
-            return added
+    def _grow_with(self, grown: Growth) -> Operations:
+        """New outputs have their first weights in every later training."""
+        held = {name: self._initial[name] for name in grown.values}
+        initial = {name: torch.cat([first, grown.values[name][len(first) :].to(first)]) for name, first in held.items()}
+        trained = (None, {}) if self._trained[1] else self._trained
+        return assign(self, _initial=self._initial | initial, _trained=trained)
 
     def _own_state(self) -> dict[str, Any]:
-        return {
-            "initial": {name: tensor.clone() for name, tensor in self._initial.items()},
-            "settings": copy.deepcopy(self._settings),
-            "seed": self._seed,
-            "trained": self._trained_on == self.memory.changes,
-        }
+        trained = self._trained == (self.memory.changes, {})
+        own = {"initial": self._initial, "settings": self._settings, "seed": self._seed, "trained": trained}
+        return copy.deepcopy(own)
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        self._initial = {name: tensor.clone() for name, tensor in state["initial"].items()}
-        self._settings, self._seed = copy.deepcopy(state["settings"]), int(state["seed"])
-        self._trained_on = self.memory.changes if state["trained"] else None
-        self._private = None
-
-
-def _settings(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a parameter group."""
-    return copy.deepcopy({name: value for name, value in group.items() if name != "params"})
+        self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
+        self._seed = int(state["seed"])
+        self._trained = self.memory.changes if state["trained"] else None, {}

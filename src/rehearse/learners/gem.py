@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from statistics import fmean
 from typing import Any, Final
 
@@ -11,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
-from ..checks import check_not_negative, check_positive, check_rings, needs_two_samples
+from ..checks import check_not_negative, check_rings, needs_two_samples
+from ..engine import Passed
 from ..errors import MissingExtra
-from ..losses import as_loss
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..random import RandomState
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
@@ -47,6 +45,7 @@ class GEM(Learner):
     - all outputs take part in the loss, whatever the task: the task is not known when predicting.
 
     Every pass, the stored samples' too, is in train mode and moves batch-norm's running statistics, as in the source.
+    The stored samples pass in the precision of scoring, each task by itself, so that its batch statistics are its own.
     """
 
     task_aware = True
@@ -74,36 +73,35 @@ class GEM(Learner):
             memory: A ring for each task.
             margin: The smallest v; the authors' experiments have 0.5.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_rings(memory)
-        super().__init__(network, as_loss(loss), memory=memory)
-        check_positive(updates=updates)
+        super().__init__(network, loss, memory=memory, updates=updates)
         check_not_negative(margin=margin)
         _nnls()  # a missing extra is found now, not in the middle of a stream
-        self.margin, self.updates = margin, updates
+        self.margin = margin
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch without raising the loss of a past task; see `Learner.observe`."""
         network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
         with self.lock, all_or_nothing(network, memory) as commit:
             columns = memory.check(incoming)
-            memory.share(incoming)
             replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
-            past = [part for part in _by_task(replayed) if len(part) > 1 or not needs_two_samples(self.model)]  # M_k
-            with network.training():
-                for remaining in reversed(range(self.updates)):
+            past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    passed = [self.plain.gradient(samples, replayed=True) for samples in past]  # g_k
+                    passed = [self._past_gradient(samples) for samples in past]  # g_k
                     gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
-                    if remaining:
-                        network.save_parameters()
-                        run(network.step(gradient))
-                step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, columns)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+                    step = network.step(gradient)  # θ ← SGD(g)
+            memory.keep(incoming, columns)  # M_t
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+
+    def _past_gradient(self, samples: Batch) -> Passed:
+        """Return g_k, in the precision of scoring: these passes cost nearly all of a step."""
+        return self.plain.gradient(samples, replayed=True, dtype=self.network.precision.scoring)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_map, tree_parts
-from ..batchnorm import Clean
+from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_parts
+from ..batchnorm import Clean, versions
 from ..checks import check_choice, check_positive
 from ..engine import Plain, joined
 from ..errors import InvalidInput, InvalidType
 from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
-from ..memory.forgetting import matching
-from ..memory.ids import ID, as_ids, no_ids
-from ..network import NamedGradient, Network, finite
-from ..random import RandomState
-from ..undo import Restore, all_or_nothing, run
+from ..memory.ids import ID, matching, named_ids, no_ids
+from ..network import Network, finite
+from ..serving import FrozenNetwork
+from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
 from .base import Learner
 from .herding import class_means, herding
+from .nearest_means import NearestMeans, minus_distances, unit
 
 Keep = Literal["memory", "task"]
 
 
-@dataclass(frozen=True)
-class Tasks:
+class Tasks(NamedTuple):
     """What is known of the tasks so far; replaced as a whole, so that an undo needs no copy."""
 
     old: dict[str, Tensor] | None = None
@@ -97,49 +97,40 @@ class ICaRL(Learner):
             memory: Holds exemplars and the running task's samples.
             keep: ``memory`` or ``task``; see above.
         """
-        shared: dict[str, Any] = {"precision": precision, "clip": clip, "random": RandomState(seed)}
-        super().__init__(Network(model, optimizer, prepare=prepare, **shared), as_loss(None), memory=memory)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
+        super().__init__(network, None, memory=memory, updates=updates)
         if not isinstance(memory, ExemplarMemory):
             raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
         check_choice(get_args(Keep), keep=keep)
-        check_positive(budget=budget, updates=updates)
+        check_positive(budget=budget)
         find_head(model)  # raises if there is none
-        self.budget, self.updates, self.keep = budget, updates, keep
+        self.budget, self.keep = budget, keep
         self.tasks = Tasks()
-        self._means: tuple[tuple[int, ...], tuple[Tensor, Tensor]] | None = None
+        self._means: tuple[list[object], tuple[Tensor, Tensor]] | None = None
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from exemplars of past tasks, then store it; see `Learner.observe`."""
         network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
         labels = self._labels_of(incoming)
         with self.lock, all_or_nothing(network, memory, self) as commit:
-            memory.check(incoming)
-            memory.share(incoming)
+            columns = memory.check(incoming)
             if isinstance(incoming.task, int) and incoming.task != self.task:
                 self._end_task()
             new = self.tasks.labels | labels
-            with network.training():
-                for remaining in reversed(range(self.updates)):
-                    replayed, losses, gradient = self._pass_batch(incoming, new)
-                    if remaining:
-                        network.save_parameters()
-                        run(network.step(gradient))
-                step = network.step(gradient)  # θ ← SGD(mean ℓ(B))
-            self._store(incoming, new)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
-        old = losses[len(incoming) :]
-        return Step(losses[: len(incoming)].mean().item(), old.mean().item() if len(old) else None, replayed)
-
-    def _pass_batch(self, incoming: Batch, new: frozenset[int]) -> tuple[Batch | None, Tensor, NamedGradient]:
-        """Return B_P, the losses of B_n ∪ B_P, and the gradient of their mean."""
-        stored = self.memory.eligible(incoming.task) > 0
-        replayed = self.memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
-        batch = incoming if replayed is None else joined(incoming, replayed)
-        targets = self._targets(batch, new)
-        losses = _losses_to(targets, self.network(self._ready(batch.x)))
-        finite(losses.mean())
-        return replayed, losses.detach(), self.network.gradient(losses.mean())
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
+                    stored = memory.eligible(incoming.task) > 0
+                    replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
+                    batch = incoming if replayed is None else joined(incoming, replayed)
+                    losses = self._losses(network(self._ready(batch.x)), batch, new)  # ℓ
+                    finite(losses.mean())
+                    step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
+            self._store(incoming, columns, new)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+        first, second = losses[: len(incoming)], losses[len(incoming) :]
+        return Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Choose exemplars from data that the model already knows, and distill from the model as it is.
@@ -149,28 +140,24 @@ class ICaRL(Learner):
         """
         if self.tasks.labels:
             raise InvalidInput("a task is running; end it before storing other data: learner.end_task()")
-        with self._looking():
-            try:
-                return super().remember(data, limit)
-            finally:
-                self.end_task()
+        with self._looking(), restoring(self.end_task):  # once begun it ends, even if it is interrupted
+            return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:
         labels = self._labels_of(known)
         known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
-        self.memory.check(known)
-        self.memory.share(known)
+        columns = self.memory.check(known)
         if not bool(self._features(known.x).isfinite().all()):
             raise InvalidInput("the features of some of these samples are not finite; they cannot be exemplars")
         with all_or_nothing(self.memory, self) as commit:
-            self._store(known, self.tasks.labels | labels)
-            commit(())
+            self._store(known, columns, self.tasks.labels | labels)
+            commit()
 
     def end_task(self) -> None:
         """Choose the exemplars of the running task, and keep the network to distill from."""
         with self.lock, all_or_nothing(self.network, self.memory, self) as commit:
             self._end_task()
-            commit(())
+            commit()
 
     def _end_task(self) -> None:
         tasks = self.tasks
@@ -199,50 +186,46 @@ class ICaRL(Learner):
         logits = torch.empty(len(incoming), outputs(self.model), device="meta")
         return frozenset(class_targets(logits, incoming.y).tolist())
 
-    def _targets(self, batch: Batch, new: frozenset[int]) -> dict[int, Tensor]:
-        """Return what the output of each known class should be: [y = c] if it is new, q_c if it is old."""
-        targets = {label: (batch.y == label).float().to(self.device) for label in new}
-        old = self.tasks.past_labels - new
-        if old and self.tasks.old is not None:
-            tensors = {name: tensor.to(self.device) for name, tensor in self.tasks.old.items()}
-            with self.network.looking("evaluation"):
-                q = at_least_float32(self.network(self._ready(batch.x), tensors)).sigmoid()
-            targets |= {label: q[:, label] for label in old}
-        return targets
+    def _losses(self, logits: Tensor, samples: Batch, new: frozenset[int]) -> Tensor:
+        """Return ℓ of each sample: to [y = c] for every new class c, and to q_c for every old one."""
+        old, known, y = self.tasks.past_labels - new, sorted(self.tasks.past_labels | new), samples.y.to(logits.device)
+        goals = {c: (y == c).float() for c in new}
+        if old:
+            theirs = {name: tensor.to(logits.device) for name, tensor in (self.tasks.old or {}).items()}
+            q = self._pass(samples.x, theirs).sigmoid()
+            goals |= {c: q[:, c] for c in old}
+        logits = at_least_float32(logits)[:, known]
+        goal = torch.stack([goals[c] for c in known], dim=1).to(logits)
+        return F.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
 
     def _diagnosing(self, batch: Batch) -> Plain:
         """Judge samples as in a step of the running task: against [y = c], and against the old network."""
         new = self.tasks.labels | self._labels_of(batch)
+        return Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
 
-        def loss(logits: Tensor, samples: Batch, _: bool) -> Tensor:
-            return _losses_to(self._targets(samples, new), logits)
-
-        return Plain(self.network, as_loss(loss), Clean())
-
-    def _store(self, incoming: Batch, labels: frozenset[int]) -> None:
-        self.memory.keep(incoming, self.memory.check(incoming))
-        kept = self.tasks.kept
-        if self.keep == "task":
-            task = task_column(incoming.task, len(incoming))
-            ids = {name: column.clone() for name, column in incoming.columns.items() if name == ID}
-            kept = (*kept, Batch(tree_map(torch.clone, incoming.x), incoming.y.clone(), task, columns=ids))
-        self.tasks = replace(self.tasks, labels=labels, kept=kept)
+    def _store(self, samples: Batch, columns: dict[str, Tensor], labels: frozenset[int]) -> None:
+        self.memory.keep(samples, columns)
+        kept = [samples.take(torch.arange(len(samples)))] if self.keep == "task" else []  # a copy
+        self.tasks = self.tasks._replace(labels=labels, kept=(*self.tasks.kept, *kept))
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove samples for good, also those of the running task that are kept beside the memory."""
         with self.lock:
-            if not self.tasks.kept:
+            if not self.tasks.kept or (slots is None and (ids is None) == (predicate is None)):
                 return super().forget(ids=ids, slots=slots, predicate=predicate)
             if slots is not None:
                 raise InvalidInput("the running task is kept beside the memory too: use ids or a predicate")
-            kept, running = _together(self.tasks.kept), len(self.memory.running())
-            doomed = torch.zeros(len(kept), dtype=torch.bool)
-            if predicate is not None or (ids is not None and ID in kept.columns):
-                doomed = matching(kept, None if ids is None else as_ids(ids), predicate)
-            removed = super().forget(ids=ids, predicate=predicate)
-            self.tasks = replace(self.tasks, kept=(kept.take((~doomed).nonzero().flatten()),))
-            twice = running - len(self.memory.running())  # the memory's samples of the running task are copies
-            return removed - twice + int(doomed.sum())
+            names, kept = None if ids is None else named_ids(ids), _together(self.tasks.kept)
+            running, stored = self.memory.running(), self.memory.slots()
+            named = names is None or ID in kept.columns
+            doomed = matching(kept, names, predicate) if named else torch.zeros(len(kept), dtype=torch.bool)
+            removed = stored[matching(self.memory.get(stored), names, predicate)].numpy()
+            tasks = self.tasks._replace(kept=(kept.take((~doomed).nonzero().flatten()),))
+            with all_or_nothing(self.memory) as commit:
+                self.memory.discard(removed)
+                commit(assign(self, tasks=tasks))
+            twice = np.isin(removed, running).sum()  # the memory's samples of the running task are copies
+            return len(removed) - int(twice) + int(doomed.sum())
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""
@@ -252,18 +235,25 @@ class ICaRL(Learner):
 
     def _evaluate(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
-        features = self._features(x)
-        if not len(self.memory):
-            return features.new_zeros(len(features), outputs(self.model))
-        labels, means = self._class_means()
-        logits = features.new_full((len(features), outputs(self.model)), -torch.inf)
-        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
-        return logits
+        return minus_distances(self._features(x), *self._class_means(), outputs(self.model))
+
+    def _served(self) -> NearestMeans:
+        head, _ = find_head(self.model)
+        body = FrozenNetwork(self.network, {}, until=head)
+        served = NearestMeans(body, *self._class_means(), outputs(self.model))
+        if len(self.memory):
+            some = self.memory.get(self.memory.slots()[:1]).x
+            if not torch.equal(served(some), self._evaluate(some)):
+                raise InvalidInput(
+                    f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer"
+                )
+        return served
 
     def _class_means(self) -> tuple[Tensor, Tensor]:
         """Return the classes that samples are stored of, and the mean of φ over the samples of each."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        now = (self.memory.seen, self.memory.changes, *(key for t in tensors for key in (id(t), t._version)))
+        if not len(self.memory):
+            return torch.empty(0, dtype=torch.long, device=self.device), torch.empty(0, 0, device=self.device)
+        now = versions(self.model, self.memory)
         if self._means is None or self._means[0] != now:
             stored = self.memory.all()
             self._means = now, class_means(self._features(stored.x), stored.y.long().to(self.device))
@@ -275,7 +265,7 @@ class ICaRL(Learner):
         with self.network.looking("evaluation"):
             ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
             parts = [ask(self._ready(part), tensors, name)[1] for part in tree_parts(x)]
-        return F.normalize(at_least_float32(torch.cat(parts)).flatten(1), dim=1)
+        return unit(torch.cat(parts))
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -289,43 +279,21 @@ class ICaRL(Learner):
     def _own_state(self) -> dict[str, Any]:
         tasks = self.tasks
         kept = _together(tasks.kept) if tasks.kept else None
-        return {
-            "old": None if tasks.old is None else dict(tasks.old),
-            "past_labels": sorted(tasks.past_labels),
-            "labels": sorted(tasks.labels),
-            "kept": None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")},
-            "most_kept_bytes": tasks.most_kept_bytes,
-        }
+        parts = None if kept is None else {name: getattr(kept, name) for name in ("x", "y", "task", "columns")}
+        labels = {"past_labels": sorted(tasks.past_labels), "labels": sorted(tasks.labels)}
+        return {**tasks._asdict(), **labels, "kept": parts}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        old, kept = state["old"], state["kept"]
-        self.tasks = Tasks(
-            None if old is None else {name: value.clone() for name, value in old.items()},
-            frozenset(state["past_labels"]),
-            frozenset(state["labels"]),
-            () if kept is None else (Batch(**kept),),
-            int(state["most_kept_bytes"]),
-        )
-
-
-def _losses_to(targets: dict[int, Tensor], logits: Tensor) -> Tensor:
-    """Return binary cross-entropy summed over the known classes, one value per sample."""
-    known = sorted(targets)
-    logits = at_least_float32(logits)[:, known]
-    goal = torch.stack([targets[label] for label in known], dim=1).to(logits)
-    return F.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
+        old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
+        self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if kept is None else (Batch(**kept),), most)
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
-    columns = {}
-    if any(ID in batch.columns for batch in batches):
-        columns[ID] = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
-    return Batch(
-        tree_concatenate([batch.x for batch in batches]),
-        torch.cat([batch.y for batch in batches]),
-        torch.cat([task_column(batch.task, len(batch)) for batch in batches]),
-        columns=columns,
-    )
+    """Return several batches as one; it has ids if some of them have."""
+    x, y = tree_concatenate([batch.x for batch in batches]), torch.cat([batch.y for batch in batches])
+    task = torch.cat([task_column(batch.task, len(batch)) for batch in batches])
+    ids = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
+    return Batch(x, y, task, columns={ID: ids} if any(ID in batch.columns for batch in batches) else {})
 
 
 def _bytes(samples: Batch) -> int:

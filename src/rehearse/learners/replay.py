@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -15,14 +14,12 @@ from ..batchnorm import BatchNormPolicy, policy
 from ..checks import check_budget, check_not_negative, check_positive, needs_two_samples
 from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..heads import find_head
-from ..losses import as_loss, columns_to_store
+from ..losses import columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
-from ..random import RandomState
 from ..retrieval import MostInterfered, Retrieval, Retrieved
-from ..undo import all_or_nothing, run
+from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
 
@@ -84,20 +81,19 @@ class Replay(Learner):
             InvalidInput: If a number is out of range.
             InvalidType: If an argument is of the wrong type.
         """
-        random = RandomState(seed)
-        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=random)
+        network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
-        check_positive(budget=budget, updates=updates)
+        check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
-        super().__init__(network, as_loss(loss), memory=memory, batchnorm=policy(batchnorm))
+        super().__init__(network, loss, memory=memory, updates=updates, batchnorm=policy(batchnorm))
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
         self._looks_ahead = bool(getattr(self.retrieval, "needs_gradient", True))
-        self.budget, self.updates, self.replay_weight = budget, updates, replay_weight
+        self.budget, self.replay_weight = budget, replay_weight
         self.exclude_current_task = exclude_current_task
         self._policy = [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
 
@@ -107,8 +103,10 @@ class Replay(Learner):
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         with self.lock, all_or_nothing(network, memory, *self._policy) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
-            with network.training():
-                for remaining in reversed(range(self.updates)):
+            step: Operations = ()
+            with network.training(self.updates):
+                for _ in range(self.updates):
+                    run(step)
                     if joint:
                         passed, (replayed, interference) = self._joint_pass(engine, incoming, query)
                         loss, gradient, logits, replayed_loss = passed
@@ -118,15 +116,10 @@ class Replay(Learner):
                         if replayed is not None:
                             replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)  # ∇ℓ(B_MC)
                             gradient = gradient.plus(second, self.replay_weight)
-                    if remaining:
-                        network.save_parameters()
-                        run(engine.step(gradient))
-                step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
-            memory.keep(
-                incoming, memory.check(incoming, **columns_to_store(self.loss, logits))
-            )  # M ← UpdateMemory(B_n)
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
+                    step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
+            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, replayed_loss, replayed, interference)
 
     def _passes_jointly(self) -> bool:
@@ -158,13 +151,6 @@ class Replay(Learner):
             raise
         except (RuntimeError, ValueError) as problem:
             raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem
-
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; refused if the memory could not store what the loss wants stored of so many outputs."""
-        if isinstance(classes, int) and classes > 0:
-            logits = find_head(self.model)[1].weight.new_zeros(1, classes)
-            self.memory.check_widths(columns_to_store(self.loss, logits))
-        return super().grow(classes)
 
     def _look_ahead(self) -> tuple[VirtualStep, Layers]:
         return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

@@ -31,7 +31,7 @@ class ClassBalancedMemory(Memory):
     A slot emptied by `forget` stays with its class, open until that class's own draw falls on it.
     """
 
-    _policy = ("_share", "_seen_of", "_sampled", "_used")
+    _policy = ("_share", "_seen_of", "_sampled")
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty; see `Memory` for the arguments."""
@@ -39,7 +39,6 @@ class ClassBalancedMemory(Memory):
         self._share: dict[int, array[int]] = {}  # class -> its slots, open ones included
         self._seen_of: dict[int, int] = {}
         self._sampled: set[int] = set()  # classes that were once the largest: no longer held whole
-        self._used = 0  # slots given out so far; they are given out in order
 
     def _check_policy(self, batch: Batch) -> None:
         y = batch.y
@@ -48,17 +47,15 @@ class ClassBalancedMemory(Memory):
             raise InvalidType(f"a class-balanced memory needs one integer label per sample; these targets are {found}")
 
     def _place(self, batch: Batch) -> Slots:
-        return np.array([self._slot_for(label) for label in batch.y.tolist()], dtype=np.int64)
+        return np.array([self._slot_for(label, t) for t, label in enumerate(batch.y.tolist(), self.seen)], np.int64)
 
-    def _slot_for(self, label: int) -> int:
-        own, changes = self._share.setdefault(label, array("q")), self._noting()
-        if changes is not None:
-            changes.note_list(own)
+    def _slot_for(self, label: int, t: int) -> int:
+        own = self._share.setdefault(label, array("q"))
+        self._changes.add(own.__delitem__, slice(len(own), None))
         self._seen_of[label] = seen = self._seen_of.get(label, 0) + 1
-        if self._used < self.capacity:
-            own.append(self._used)
-            self._used += 1
-            return own[-1]
+        if t < self.capacity:
+            own.append(t)
+            return t
         largest = max(self._share, key=lambda name: len(self._share[name]))
         if len(own) == len(self._share[largest]):
             self._sampled.add(label)
@@ -68,8 +65,8 @@ class ClassBalancedMemory(Memory):
         self._sampled.add(largest)
         donor = self._share[largest]
         place = int(self._insertion.integers(0, len(donor)))
-        if changes is not None:
-            changes.note_list(donor, place, len(donor) - 1)
+        self._changes.add(donor.__setitem__, place, donor[place])
+        self._changes.add(donor.__setitem__, slice(len(donor) - 1, None), donor[-1:])
         slot, donor[place] = donor[place], donor[-1]
         donor.pop()
         own.append(slot)
@@ -83,11 +80,11 @@ class ClassBalancedMemory(Memory):
             "seen": [self._seen_of[label] for label in self._share],
             "sampled": sorted(self._sampled),
             "slots": torch.tensor(slots, dtype=torch.int64),
-            "used": self._used,
+            "used": min(self.seen, self.capacity),
         }
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         parts = torch.split(state["slots"], state["sizes"])
         self._share = {label: array("q", part.tolist()) for label, part in zip(state["classes"], parts, strict=True)}
         self._seen_of = dict(zip(state["classes"], state["seen"], strict=True))
-        self._sampled, self._used = set(state["sampled"]), int(state["used"])
+        self._sampled = set(state["sampled"])

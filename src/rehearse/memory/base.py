@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
-from ..errors import CheckpointError, InvalidInput, InvalidType
+from ..errors import CheckpointError, InvalidInput
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
-from .changes import Changes
-from .forgetting import matching, slot_numbers
-from .ids import ID, named_ids, no_ids, one_id_per_sample
-from .index import EMPTY, Slots, TaskIndex
+from .changes import Changes, attributes
+from .ids import ID, matching, named_ids, no_ids, one_id_per_sample, slot_numbers
+from .index import EMPTY, Slots, TaskIndex, in_parts
+from .mapped import MappedFile
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from .mapped import MappedFile
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
@@ -46,7 +42,7 @@ class Memory(ABC):
     """
 
     _policy: ClassVar[tuple[str, ...]] = ()
-    """The attributes that hold what the policy knows; `Changes` notes what is inside of them."""
+    """The attributes that hold what the policy knows beyond the count of samples seen."""
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty.
@@ -61,20 +57,14 @@ class Memory(ABC):
         self.capacity = int(capacity)
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
-        self._rows = Rows(self.capacity, None if path is None else _mapped(path, self.capacity))
-        self._index = TaskIndex(self.capacity)
+        self._changes = Changes()
+        self._rows = Rows(
+            self.capacity, self._changes, None if path is None else MappedFile(path, self.capacity, self._changes)
+        )
+        self._index = TaskIndex(self.capacity, self._changes)
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
         self._sampling = numpy_generator(seed, "sample")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes over: all but the notes for an undo."""
-        return {name: value for name, value in vars(self).items() if name != "_noting"}
-
-    @staticmethod
-    def _noting() -> Changes | None:
-        """Return where to note what is overwritten; `snapshot` replaces this."""
-        return None
 
     @abstractmethod
     def _place(self, batch: Batch) -> Slots:
@@ -83,31 +73,47 @@ class Memory(ABC):
     def _check_policy(self, batch: Batch) -> None:
         """Refuse a batch that the policy cannot place."""
 
+    def _room_for_each(self, groups: int, what: str) -> int:
+        """Return how many samples each of some groups may keep, or refuse more groups than samples."""
+        if groups > self.capacity:
+            raise InvalidInput(f"{self.capacity} samples are too few for {what}; enlarge the memory")
+        return self.capacity // groups
+
     def _policy_state(self) -> dict[str, Any]:
-        """Return what the policy knows beyond the count of samples seen."""
-        return {}
+        """Return what the policy knows as tensors and plain values."""
+        return {name.removeprefix("_"): getattr(self, name) for name in self._policy}
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         """Load what `_policy_state` returned; called when the samples are in place."""
+        vars(self).update({name: state[name.removeprefix("_")] for name in self._policy})
 
     # ------------------------------------------------------------------------------------------------- storing
 
     def __len__(self) -> int:
-        return len(self._index)
+        return self._index.count()
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
         """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
         self._check_policy(batch)
-        named = self._columns(batch, columns)
-        self._rows.check(batch.x, named)
-        return named
+        n = len(batch)
+        arrived = torch.arange(self.seen, self.seen + n)
+        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
+        for name, values in {**batch.columns, **columns}.items():
+            if name in RESERVED:
+                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
+            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
+            if column.ndim == 0 or len(column) != n:
+                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
+            stored[name] = column
+        if ID in self._rows.columns and ID not in stored:
+            stored[ID] = no_ids(n)
+        self._rows.check(batch.x, stored)
+        return stored
 
     def check_inputs(self, batch: Batch) -> None:
         """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
         self._check_policy(batch)
-        if self._rows.x is not None:
-            self._rows.check_inputs(batch.x)
-            self._rows.check_column(TARGET, batch.y)
+        self._rows.check_alike(batch.x, {TARGET: batch.y})
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become too wide for the file that the samples are in."""
@@ -136,34 +142,16 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, x = torch.from_numpy(taken), batch.x
+            where, of, x = torch.from_numpy(taken), torch.from_numpy(kept), batch.x
             if len(kept) < len(batch):
-                of = torch.from_numpy(kept)
-                columns = {name: pick(column, of) for name, column in columns.items()}
-                x = tree_map(lambda leaf: pick(leaf, of), x)
-            changes = self._noting()
-            self._rows.write(where, x, columns, changes)
-            self._index.put(taken, columns[TASK].numpy(), changes)
+                x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
+            self._rows.write(where, x, columns)
+            self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
             self._clear_facts(where)
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
-
-    def _columns(self, batch: Batch, extra: dict[str, Any]) -> dict[str, Tensor]:
-        n = len(batch)
-        arrived = torch.arange(self.seen, self.seen + n)
-        columns = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
-        for name, values in {**batch.columns, **extra}.items():
-            if name in RESERVED:
-                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
-            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
-            if column.ndim == 0 or len(column) != n:
-                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
-            columns[name] = column
-        if ID in self._rows.columns and ID not in columns:
-            columns[ID] = no_ids(n)
-        return columns
 
     # ----------------------------------------------------------------------------------------------- retrieving
 
@@ -190,16 +178,13 @@ class Memory(ABC):
     def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
         """Return the slots that hold samples outside a task, in ascending order; reads no sample."""
         slots = self._index.occupied()
-        excluded = _task_set(exclude_task)
-        if excluded:
-            slots = slots[~np.isin(self._index.task[slots], list(excluded))]
-        return torch.from_numpy(slots)
+        return torch.from_numpy(slots[~np.isin(self._index.task[slots], list(_task_set(exclude_task)))])
 
     def get(self, slots: Collection[int] | Tensor) -> Batch:
         """Return the samples at the given slots, as they were stored; each slot must hold one."""
         numbers = slot_numbers(slots)
-        inside = (numbers >= 0) & (numbers < self.capacity)
-        bad = numbers[~inside] if not inside.all() else numbers[self._index.task[numbers] == EMPTY]
+        outside = (numbers < 0) | (numbers >= self.capacity)
+        bad = numbers[outside | (self._index.task.take(numbers, mode="clip") == EMPTY)]
         if len(bad) and self._rows.x is not None:
             raise InvalidInput(
                 f"slot {int(bad[0])} holds no sample: {len(self)} of the slots from 0 to {self.capacity - 1} do, see "
@@ -214,8 +199,8 @@ class Memory(ABC):
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""
-        self._rows.check_inputs(x)
-        self._rows.write(slots, x, {}, self._noting())
+        self._rows.check_alike(x, {})
+        self._rows.write(slots, x, {})
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -227,9 +212,8 @@ class Memory(ABC):
 
     def note(self, name: str, slots: Tensor, values: Tensor | float) -> None:
         """Write a fact back to the samples it is about."""
-        fact, changes = self._facts[name][1], self._noting()
-        if changes is not None:
-            changes.note(fact, slots)
+        fact = self._facts[name][1]
+        self._changes.note(fact, slots)
         fact[slots] = values.to(fact) if isinstance(values, Tensor) else values
 
     def _clear_facts(self, slots: Tensor) -> None:
@@ -244,20 +228,11 @@ class Memory(ABC):
         What is overwritten from now on is noted, as long as the returned function lives: that takes the time of the
         change, whatever the capacity. Only the last snapshot is valid.
         """
-        changes, index, rows = Changes(), self._index.snapshot(), self._rows.snapshot()
-        self._noting = weakref.ref(changes)  # type: ignore[method-assign]
-        held = {name: copy.copy(getattr(self, name)) for name in ("seen", "changes", "_facts", *self._policy)}
-        generators = [(g.bit_generator, g.bit_generator.state) for g in (self._insertion, self._sampling)]
-
-        def restore() -> None:
-            changes.roll_back()
-            index()
-            rows()
-            vars(self).update(held)
-            for generator, state in generators:
-                generator.state = state
-
-        return restore
+        notes, generators = self._changes.start(), (self._insertion.bit_generator, self._sampling.bit_generator)
+        notes += [partial(setattr, generator, "state", generator.state) for generator in generators]
+        notes += [attributes(self._index, "lists"), attributes(self._rows, "columns")]
+        notes.append(attributes(self, "_facts", *self._policy))
+        return notes.roll_back
 
     # ------------------------------------------------------------------------------------------------ forgetting
 
@@ -284,11 +259,16 @@ class Memory(ABC):
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
-        names, file = None if ids is None else named_ids(ids), self._rows.file
-        doomed = self._doomed(names, slots, predicate)
-        if file is not None and slots is None:
-            file.erase_past(lambda x, columns: matching(_as_batch(x, columns), names, predicate))
-        for some in _parts(doomed):
+        occupied, file = self._index.occupied(), None if self._rows.x is None else self._rows.file
+        if slots is not None:
+            doomed = np.intersect1d(occupied, slot_numbers(slots))
+        else:
+            chosen = partial(matching, ids=None if ids is None else named_ids(ids), predicate=predicate)
+            held = ((part, self._at(torch.from_numpy(part))) for part in in_parts(occupied, AT_ONCE))
+            doomed = np.concatenate([occupied[:0], *(part[chosen(samples).numpy()] for part, samples in held)])
+            if file is not None:
+                file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
+        for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
                 self._remove(some)
                 commit(())
@@ -300,17 +280,10 @@ class Memory(ABC):
         """Erase the samples at these slots."""
         if len(slots):
             where = torch.from_numpy(slots)
-            self._rows.erase(where, self._noting())
+            self._rows.erase(where)
             self._clear_facts(where)
-            self._index.clear(slots, self._noting())
+            self._index.clear(slots)
             self.changes += 1
-
-    def _doomed(self, ids: Tensor | None, slots: Any, predicate: Callable[[Batch], Tensor] | None) -> Slots:
-        occupied = self._index.occupied()
-        if slots is not None:
-            return np.intersect1d(occupied, slot_numbers(slots))
-        held = ((part, self._at(torch.from_numpy(part))) for part in _parts(occupied))
-        return np.concatenate([occupied[:0], *(part[matching(batch, ids, predicate).numpy()] for part, batch in held)])
 
     # ------------------------------------------------------------------------------------------------- reporting
 
@@ -342,14 +315,15 @@ class Memory(ABC):
         """
         used = int(self._index.occupied().max()) + 1 if len(self) else 0
         rows, file = self._rows, self._rows.file
-        inside = rows.x is not None and file is None
+        held = (None, {}) if rows.x is None or file is not None else (rows.x, rows.columns)
+        x, columns = tree_map(lambda column: None if column is None else column[:used].clone(), held)
         return {
             "policy": type(self).__name__,
             "capacity": self.capacity,
             "seen": self.seen,
-            "x": tree_map(lambda leaf: leaf[:used].clone(), rows.x) if inside else None,
-            "columns": {name: column[:used].clone() for name, column in rows.columns.items()} if inside else {},
-            "file": None if file is None or not file.is_open else file.checkpoint(),
+            "x": x,
+            "columns": columns,
+            "file": None if file is None or rows.x is None else file.checkpoint(),
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": self._index.state(),
             "insertion": json.dumps(self._insertion.bit_generator.state),
@@ -359,7 +333,7 @@ class Memory(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
-        if self._rows.file is not None and state["file"] is not None:
+        if state["file"] is not None and self._rows.file is not None:
             self._rows.file.confirm(state["file"])
 
     def close(self) -> None:
@@ -381,20 +355,19 @@ class Memory(ABC):
         for name, (fill, values) in state["facts"].items():
             facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
             facts[name][1][: len(values)] = values
-        index = TaskIndex.from_state(self.capacity, state["index"])
+        index = TaskIndex.from_state(self.capacity, self._changes, state["index"])
         rows, forgotten = self._load_rows(state, index.occupied())
         index.clear(forgotten)
-        for fill, fact in facts.values():
-            fact[torch.from_numpy(forgotten)] = fill
         self._rows, self._index, self._facts, self.seen = rows, index, facts, int(state["seen"])
         self.changes += 1
+        self._clear_facts(torch.from_numpy(forgotten))
         self._insertion.bit_generator.state = json.loads(state["insertion"])
         self._sampling.bit_generator.state = json.loads(state["sampling"])
         self._load_policy_state(state["own"])
 
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
         """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
-        rows, forgotten = Rows(self.capacity, self._rows.file), occupied[:0]
+        rows, forgotten = Rows(self.capacity, self._changes, self._rows.file), occupied[:0]
         if (state["file"] is None) != (rows.file is None) and len(occupied):
             inside, outside = ("its file", "the checkpoint") if rows.file else ("the checkpoint", "a file")
             raise CheckpointError(f"the saved memory's samples are in {outside}, this one keeps them in {inside}")
@@ -406,14 +379,6 @@ class Memory(ABC):
         elif rows.file is not None:
             rows.file.close()
         return rows, np.intersect1d(forgotten, occupied)
-
-
-def _mapped(path: str | os.PathLike[str], capacity: int) -> MappedFile:
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidType(f"path is {path!r}; it must be the name of a file")
-    from .mapped import MappedFile  # needs a POSIX system; everything else does not
-
-    return MappedFile(path, capacity)
 
 
 def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
@@ -431,18 +396,9 @@ def _task_set(task: int | Tensor | None) -> set[int]:
     return set(values.reshape(-1).tolist()) - {-1}
 
 
-def _parts(slots: Slots) -> list[Slots]:
-    return np.split(slots, range(AT_ONCE, len(slots), AT_ONCE)) if len(slots) else []
-
-
 def _last_of_each(slots: Slots) -> Slots:
     """Return the positions of the samples that end up stored, in order: the last one that drew each slot."""
-    kept = np.flatnonzero(slots >= 0)
-    drawn = slots[kept]
-    if len(set(drawn.tolist())) == len(drawn):
-        return kept
-    _, first = np.unique(drawn[::-1], return_index=True)
-    return kept[np.sort(len(drawn) - 1 - first)]
+    return np.array(sorted({slot: at for at, slot in enumerate(slots.tolist()) if slot >= 0}.values()), dtype=np.int64)
 
 
 def _tally(values: Tensor) -> dict[int, int]:

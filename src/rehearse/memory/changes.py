@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from array import array
+import copy
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,30 +11,45 @@ from typing import Any
 from torch import Tensor
 
 
+class Notes(list[Callable[[], object]]):
+    """Calls that undo what was done, newest last."""
+
+    def roll_back(self) -> None:
+        """Undo everything."""
+        while self:
+            self.pop()()
+
+
 class Changes:
-    """Old values with their places, newest last. They are noted before the places are overwritten."""
+    """Where a memory and its parts note what they are about to overwrite; nothing is kept while nobody asked for it."""
 
     def __init__(self) -> None:
-        """Start empty."""
-        self._undo: list[Callable[[], None]] = []
+        """Keep nothing."""
+        self._notes: Callable[[], Notes | None] = lambda: None
+
+    def start(self) -> Notes:
+        """Return new notes, which are taken as long as they live; earlier ones are not continued."""
+        notes = Notes()
+        self._notes = weakref.ref(notes)
+        return notes
 
     def note(self, values: Any, where: Any) -> None:
         """Note the present entries of a tensor or a numpy array."""
-        before = values[where].clone() if isinstance(values, Tensor) else values[where].copy()
-        self._undo.append(partial(values.__setitem__, where, before))
+        if self._notes() is not None:
+            before = values[where].clone() if isinstance(values, Tensor) else values[where].copy()
+            self.add(values.__setitem__, where, before)
 
-    def note_list(self, values: array[int], *positions: int) -> None:
-        """Note the length of a list and its entries at some positions; it may then grow, or shrink by one."""
-        self._undo.append(partial(_restore_list, values, len(values), {at: values[at] for at in positions}))
+    def add(self, undo: Callable[..., object], *arguments: Any) -> None:
+        """Note a call that undoes what comes next."""
+        notes = self._notes()
+        if notes is not None:
+            notes.append(partial(undo, *arguments))
 
-    def roll_back(self) -> None:
-        """Write everything back."""
-        while self._undo:
-            self._undo.pop()()
+    def __reduce__(self) -> tuple[type[Changes], tuple[()]]:
+        """A copy has no notes."""
+        return Changes, ()
 
 
-def _restore_list(values: array[int], length: int, entries: dict[int, int]) -> None:
-    values.extend([0] * (length - len(values)))
-    del values[length:]
-    for at, entry in entries.items():
-        values[at] = entry
+def attributes(part: object, *copied: str) -> Callable[[], object]:
+    """Return a function that restores all attributes of an object, and what is inside of the ones named."""
+    return partial(vars(part).update, vars(part) | {name: copy.copy(getattr(part, name)) for name in copied})

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ..batch import Batch, task_column
-from ..errors import InvalidInput
 from .base import TARGET, Memory
 from .index import EMPTY, Slots
 
@@ -45,17 +43,18 @@ class ExemplarMemory(Memory):
         held = self._groups(self._index.occupied())
         groups = held if batch is None else np.concatenate([held, _groups_of(batch)])
         count = max(len(np.unique(groups, axis=0)), 1)
-        if count > self.capacity:
-            raise InvalidInput(
-                f"{self.capacity} samples are too few for exemplars of {count} classes; enlarge the memory"
-            )
-        return self.capacity // count
+        return self._room_for_each(count, f"exemplars of {count} classes")
 
     def running(self) -> Slots:
         """Return the slots of the running task's samples."""
         slots = self._index.occupied()
-        running: Slots = slots[self._ranks(slots) == RUNNING]
+        ranks = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING)
+        running: Slots = slots[ranks.numpy() == RUNNING]
         return running
+
+    def discard(self, slots: Slots) -> None:
+        """Erase the samples at these slots, inside `all_or_nothing`."""
+        self._remove(slots)
 
     def enrol(self, groups: Iterable[Batch]) -> None:
         """End a task: store its exemplars, one batch per group, best first, in place of all running samples."""
@@ -66,11 +65,15 @@ class ExemplarMemory(Memory):
             self.note(RANK, slots, torch.arange(len(slots)))
         self.seen, self._arrived = seen, 0  # they were seen before
 
+    def _check_policy(self, batch: Batch) -> None:
+        self.share(batch)
+
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)
         slots = self._index.occupied()
-        ranks = self._ranks(slots)
-        again = _isin(self._groups(slots), _groups_of(batch))  # a task that goes on after its end: it runs again
+        ranks = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING).numpy()
+        # A task that goes on after its end runs again.
+        again = (self._groups(slots)[:, None] == _groups_of(batch)[None]).all(2).any(1)
         self.note(RANK, torch.from_numpy(slots[again]), RUNNING)
         self._remove(slots[~again & (ranks >= share)])
         free = np.flatnonzero(self._index.task == EMPTY)[: len(batch)]
@@ -82,27 +85,12 @@ class ExemplarMemory(Memory):
         late = np.append(pool, -1)[np.minimum(drawn, len(pool))]
         return np.concatenate([free, late])
 
-    def _ranks(self, slots: Slots) -> NDArray[np.float32]:
-        ranks: NDArray[np.float32] = self.fact(RANK, torch.from_numpy(slots), fill=RUNNING).numpy()
-        return ranks
-
     def _groups(self, slots: Slots) -> Groups:
         """Return task and class of the samples at these slots."""
         if not len(slots):
             return np.empty((0, 2), dtype=np.int64)
         return np.stack([self._index.task[slots], self._rows.columns[TARGET].numpy()[slots].astype(np.int64)], axis=1)
 
-    def _policy_state(self) -> dict[str, Any]:
-        return {"arrived": self._arrived}
-
-    def _load_policy_state(self, state: dict[str, Any]) -> None:
-        self._arrived = int(state["arrived"])
-
 
 def _groups_of(batch: Batch) -> Groups:
     return np.stack([task_column(batch.task, len(batch)).numpy(), batch.y.long().cpu().numpy()], axis=1)
-
-
-def _isin(groups: Groups, others: Groups) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (groups[:, None] == others[None]).all(2).any(1)
-    return found

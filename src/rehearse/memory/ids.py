@@ -1,9 +1,9 @@
-"""Ids of samples: integers, or strings of which only a hash is stored; a sample may have none."""
+"""Which samples are meant: their ids (integers, or strings of which only a hash is stored), slots, or a predicate."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, Final
@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch
+from ..batch import Batch, as_tensor
 from ..errors import InvalidInput, InvalidType
+from .index import Slots
 
 ID: Final = "id"  # the name of the column
 NO_ID: Final = -(2**63)
@@ -58,6 +59,29 @@ def named_ids(values: Any) -> Tensor:
 def no_ids(samples: int) -> Tensor:
     """Return the column of samples that have no id."""
     return torch.full((samples,), NO_ID)
+
+
+def matching(samples: Batch, ids: Tensor | None, predicate: Callable[[Batch], Tensor] | None) -> Tensor:
+    """Return which of the samples have one of these ids, or satisfy the predicate."""
+    if ids is not None:
+        if ID not in samples.columns:
+            raise InvalidInput("the samples have no ids; give them as they come: observe(x, y, id=...)")
+        return torch.isin(samples.columns[ID], ids)
+    assert predicate is not None
+    answer = torch.as_tensor(predicate(samples))
+    if answer.dtype != torch.bool or answer.shape != (len(samples),):
+        raise InvalidInput("the predicate must return one boolean per sample")
+    return answer.cpu()
+
+
+def slot_numbers(slots: Any) -> Slots:
+    """Return slots as an array of integers, in the order given."""
+    if not isinstance(slots, Iterable):
+        raise InvalidType(f"slots must be a list of integers; this is {slots!r}")
+    numbers = as_tensor(slots if isinstance(slots, Tensor | np.ndarray) else list(slots), "slots")
+    if numbers.ndim != 1 or (len(numbers) and (numbers.is_floating_point() or numbers.dtype == torch.bool)):
+        raise InvalidInput(f"slots must be a list of integers; these are {numbers.dtype} of {tuple(numbers.shape)}")
+    return numbers.cpu().numpy().astype(np.int64)
 
 
 def _as_id(value: Any) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..undo import Restore
 from .changes import Changes
 
 Slots = NDArray[np.int64]
@@ -20,24 +20,17 @@ EMPTY = -2  # the task of a slot that holds nothing; −1 is the task of a sampl
 class TaskIndex:
     """The occupied slots, grouped by the task of their sample.
 
-    Each task has a stretch of one pool, dense with its slots, and every slot knows its place in that stretch, so
-    that a slot leaves by moving the last one into its place. A stretch that is full moves to the end of the pool and
-    gets twice the room. Drawing takes O(sample) and one sum over the tasks, with or without tasks left out.
+    Each task has a list, dense with its slots, and every slot knows its place in that list, so that a slot leaves by
+    moving the last one into its place. Drawing takes O(sample) and one sum over the tasks, with or without tasks left
+    out.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, changes: Changes) -> None:
         """Start empty."""
         self.task = np.full(capacity, EMPTY, dtype=np.int64)
+        self.lists: dict[int, array[int]] = {}  # task -> its slots
         self._place = np.zeros(capacity, dtype=np.int64)
-        self._row: dict[int, int] = {}  # task -> row of the table below
-        # One row per task: where its stretch of the pool starts, its room, how many slots are in it.
-        self._start, self._room, self._counts = (np.zeros(0, dtype=np.int64) for _ in range(3))
-        self._pool = np.empty(0, dtype=np.int64)
-        self._used = 0  # of the pool
-        self._total = 0
-
-    def __len__(self) -> int:
-        return self._total
+        self._changes = changes
 
     def occupied(self) -> Slots:
         """Return all slots that hold samples, in ascending order; O(capacity), so not for a step."""
@@ -45,22 +38,21 @@ class TaskIndex:
 
     def count(self, excluded: Collection[int] = ()) -> int:
         """Return how many samples there are outside the excluded tasks."""
-        return self._total - sum(int(self._counts[row]) for row in self._rows(excluded))
+        return sum(len(members) for task, members in self.lists.items() if task not in excluded)
 
-    def put(self, slots: Slots, tasks: Slots, changes: Changes | None = None) -> None:
+    def put(self, slots: Slots, tasks: Slots) -> None:
         """Let the (distinct) slots hold samples of the given tasks, whatever they held before."""
-        self.clear(slots, changes)
-        for task, of_task in _by_value(slots, tasks):
-            self._append(task, of_task)
+        self.clear(slots)
+        for task in sorted(set(tasks.tolist())):
+            self._append(task, slots[tasks == task])
 
-    def clear(self, slots: Slots, changes: Changes | None = None) -> None:
+    def clear(self, slots: Slots) -> None:
         """Empty the (distinct) slots."""
-        if changes is not None:
-            changes.note(self.task, slots)
-            changes.note(self._place, slots)
-        for task, of_task in _by_value(slots, self.task[slots]):
-            if task != EMPTY:
-                self._remove(task, of_task, changes)
+        self._changes.note(self.task, slots)
+        self._changes.note(self._place, slots)
+        tasks = self.task[slots]
+        for task in sorted(set(tasks.tolist()) - {EMPTY}):
+            self._remove(task, slots[tasks == task])
         self.task[slots] = EMPTY
 
     def draw(self, generator: np.random.Generator, n: int, excluded: Collection[int] = ()) -> Slots:
@@ -69,93 +61,52 @@ class TaskIndex:
         Every ordered choice is equally likely. numpy draws few from many by Floyd's method, in O(n), and otherwise
         shuffles a population of at most 10,000 or 50 n: the time is that of the sample, not of the memory.
         """
-        counts, left_out = self._counts, self._rows(excluded)
-        if left_out:
-            counts = counts.copy()
-            counts[left_out] = 0
-        ends = counts.cumsum()
-        population = int(ends[-1]) if len(ends) else 0
+        lists = [members for task, members in self.lists.items() if task not in excluded]
+        ends = np.cumsum([len(members) for members in lists], dtype=np.int64)
+        population = int(ends[-1]) if lists else 0
         ranks = generator.choice(population, min(n, population), replace=False)
-        rows = ends.searchsorted(ranks, side="right")
-        slots: Slots = self._pool[ranks + (self._start - (ends - counts))[rows]]
-        return slots
-
-    def _rows(self, tasks: Collection[int]) -> list[int]:
-        return [self._row[task] for task in set(tasks) if task in self._row]
+        of = ends.searchsorted(ranks, side="right")
+        from_end = ranks - ends[of]
+        drawn = [lists[number][place] for number, place in zip(of.tolist(), from_end.tolist(), strict=True)]
+        return np.array(drawn, dtype=np.int64)
 
     def _append(self, task: int, slots: Slots) -> None:
-        row = self._row.setdefault(task, len(self._counts))
-        if row == len(self._counts):
-            tables = (self._start, self._room, self._counts)
-            self._start, self._room, self._counts = (np.append(table, 0) for table in tables)
-        size = int(self._counts[row])
-        grown = size + len(slots)
-        if grown > self._room[row]:
-            self._move(row, max(16, 2 * grown))
-        start = int(self._start[row])
-        self._pool[start + size : start + grown] = slots
-        self._place[slots], self.task[slots] = np.arange(size, grown), task
-        self._counts[row] = grown
-        self._total += len(slots)
+        members = self.lists.setdefault(task, array("q"))
+        self._changes.add(members.__delitem__, slice(len(members), None))
+        self._place[slots], self.task[slots] = np.arange(len(members), len(members) + len(slots)), task
+        members.extend(slots.tolist())
 
-    def _move(self, row: int, room: int) -> None:
-        """Give a task a larger stretch, at the end of the pool; a full pool is replaced by one of twice the size."""
-        if self._used + room > len(self._pool):
-            pool, starts = np.empty(2 * (int(self._room.sum()) + room), np.int64), self._room.cumsum() - self._room
-            for before, after, count in zip(self._start, starts, self._counts, strict=True):
-                pool[after : after + count] = self._pool[before : before + count]
-            self._pool, self._start, self._used = pool, starts, int(self._room.sum())
-        size, start = int(self._counts[row]), int(self._start[row])
-        self._pool[self._used : self._used + size] = self._pool[start : start + size]
-        self._start[row], self._room[row] = self._used, room
-        self._used += room
-
-    def _remove(self, task: int, slots: Slots, changes: Changes | None = None) -> None:
-        row = self._row[task]
-        size, start = int(self._counts[row]), int(self._start[row])
-        members = self._pool[start : start + size]
-        kept = size - len(slots)
-        leaving = self._place[slots]
-        if changes is not None:
-            changes.note(members, slice(kept, size))
-            changes.note(members, leaving)
-            changes.note(self._place, members[kept:].copy())
-        stays = np.ones(len(slots), dtype=bool)  # of the tail, which moves into the holes
-        stays[leaving[leaving >= kept] - kept] = False
-        movers, holes = members[kept:][stays], leaving[leaving < kept]
-        members[holes] = movers
+    def _remove(self, task: int, slots: Slots) -> None:
+        members, leaving = self.lists[task], self._place[slots].tolist()
+        kept, gone = len(members) - len(leaving), set(leaving)
+        movers = [members[place] for place in range(kept, len(members)) if place not in gone]
+        holes = [place for place in leaving if place < kept]
+        self._changes.note(self._place, movers)
+        self._changes.add(members.__setitem__, slice(kept, None), members[kept:])
+        for hole, mover in zip(holes, movers, strict=True):
+            self._changes.add(members.__setitem__, hole, members[hole])
+            members[hole] = mover
         self._place[movers] = holes
-        self._counts[row] = kept
-        self._total -= len(slots)
-
-    def snapshot(self) -> Restore:
-        """Return a function that restores the tables; `Changes` restores the entries of slots."""
-        tables = {name: getattr(self, name).copy() for name in ("_start", "_room", "_counts", "_row")}
-        tables |= {name: getattr(self, name) for name in ("_pool", "_used", "_total")}
-        return lambda: vars(self).update(tables)
+        del members[kept:]
 
     def state(self) -> dict[str, Any]:
         """Return the slots of each task, in the order that decides what a draw gives."""
-        stretches = zip(self._start, self._counts, strict=True)
-        members = [self._pool[start : start + count] for start, count in stretches]
         return {
-            "tasks": list(self._row),
-            "counts": torch.as_tensor(self._counts.copy()),
-            "members": torch.as_tensor(np.concatenate([self._pool[:0], *members])),
+            "tasks": list(self.lists),
+            "counts": torch.tensor([len(members) for members in self.lists.values()], dtype=torch.int64),
+            "members": torch.from_numpy(np.concatenate([self.task[:0], *self.lists.values()])),
         }
 
     @classmethod
-    def from_state(cls, capacity: int, state: dict[str, Any]) -> TaskIndex:
+    def from_state(cls, capacity: int, changes: Changes, state: dict[str, Any]) -> TaskIndex:
         """Return an index that draws as the one that `state` described."""
-        index = cls(capacity)
+        index = cls(capacity, changes)
         members = torch.split(state["members"], state["counts"].tolist())
         for task, slots in zip(state["tasks"], members, strict=True):
             index._append(int(task), slots.numpy())
         return index
 
 
-def _by_value(slots: Slots, values: Slots) -> Iterator[tuple[int, Slots]]:
-    """Yield the slots of each value that occurs, values ascending; most often there is only one."""
-    distinct = sorted(set(values.tolist()))
-    for value in distinct:
-        yield value, slots if len(distinct) == 1 else slots[values == value]
+def in_parts(values: Any, size: int) -> list[Any]:
+    """Return consecutive views of an array, none of them larger than ``size``; none at all of no values."""
+    return np.split(values, range(size, len(values), size)) if len(values) else []

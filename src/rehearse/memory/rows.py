@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -12,12 +11,9 @@ from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
 from ..errors import InvalidInput
-from ..undo import Restore
 from .changes import Changes
 from .ids import ID, no_ids
-
-if TYPE_CHECKING:
-    from .mapped import MappedFile
+from .mapped import MappedFile
 
 NARROW: Final = (
     "grow the head before the first sample is stored, or put a new learner with another memory around the model and "
@@ -34,24 +30,19 @@ class Rows:
     views of it, and keep their width.
     """
 
-    def __init__(self, capacity: int, file: MappedFile | None = None) -> None:
+    def __init__(self, capacity: int, changes: Changes, file: MappedFile | None = None) -> None:
         """Start without columns."""
-        self.capacity, self.file = capacity, file
+        self.capacity, self.file, self._changes = capacity, file, changes
         self.x: Tree | None = None
         self.columns: dict[str, Tensor] = {}
 
     def leaves(self) -> list[Tensor]:
         """Return all columns, those of the inputs first."""
-        return [] if self.x is None else [*tree_leaves(self.x), *self.columns.values()]
+        return [] if self.x is None else tree_leaves((self.x, self.columns))
 
     def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse samples that do not look like the stored ones."""
-        if self.x is None:
-            if self.file is not None:
-                self.file.check_start()
-            return
-        self.check_inputs(x)
-        if columns.keys() != self.columns.keys():  # ids alone may come later
+        if self.x is not None and columns.keys() != self.columns.keys():  # ids alone may come later
             if columns.keys() != self.columns.keys() | {ID}:
                 raise InvalidInput(
                     f"the memory has the columns {sorted(self.columns)}, this batch has {sorted(columns)}; every "
@@ -62,14 +53,21 @@ class Rows:
                     f"{self.file.path} was laid out for samples without ids, and a file keeps its columns: give ids "
                     "from the first batch on (None for samples that have none), or start another file"
                 )
-        for name in self.columns:
-            self.check_column(name, columns[name])
-        self.check_widths(columns)
+        self.check_alike(x, columns)
 
-    def check_column(self, name: str, column: Tensor) -> None:
-        """Refuse a column that does not look like the stored one."""
-        if not _is_wider(column, self.columns[name]):
-            _check_leaf(column, self.columns[name], f"column {name!r}")
+    def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
+        """Refuse inputs, or any of the columns, that do not look like the stored ones."""
+        if self.x is None:
+            return
+        given, held = _named("inputs", x), _named("inputs", self.x)
+        if given.keys() != held.keys():
+            raise InvalidInput(f"the memory holds {', '.join(held)}; this batch has another form: {', '.join(given)}")
+        for name, leaf in given.items():
+            check_leaf(leaf, held[name], name)
+        for name, column in columns.items():
+            if name in self.columns and not _is_wider(column, self.columns[name]):
+                check_leaf(column, self.columns[name], f"column {name!r}")
+        self.check_widths(columns)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
         """Refuse columns that have become wider, where they cannot: in a file."""
@@ -80,66 +78,46 @@ class Rows:
                     f"{self.columns[name].shape[1]}, and a file keeps its columns: {NARROW}"
                 )
 
-    def check_inputs(self, x: Tree) -> None:
-        """Refuse inputs that do not look like the stored ones."""
-        _check_tree(x, self.x, "inputs")
-
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for samples that look like these."""
         if self.file is not None:
             self.x, self.columns = self.file.start(x, columns)
         else:
-            self.x = tree_map(self._zeros_like, x)
-            self.columns = {name: self._zeros_like(column) for name, column in columns.items()}
+            self.x, self.columns = tree_map(self._zeros_like, (x, columns))
 
-    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor], changes: Changes | None = None) -> None:
+    def write(self, slots: Tensor, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, after noting what they overwrite."""
-        self._note(slots, changes)
-        with nullcontext() if self.file is None else self.file.overwriting(slots.numpy()):
-            # By key, not by position: two dicts of the same inputs may name them in another order.
-            tree_map(lambda held, leaf: held.index_copy_(0, slots, leaf.to(held.device)), self.x, x)
-            for name, column in columns.items():
-                if name not in self.columns:
-                    self.columns[name] = no_ids(self.capacity)  # earlier samples had none
-                if _is_wider(column, self.columns[name]):
-                    self.columns[name] = _widened(self.columns[name], column.shape[1])
-                held = self.columns[name]
-                held.index_copy_(0, slots, column.to(held.device))
+        if self.file is not None:
+            self.file.write(slots.numpy(), x, columns)
+            return
+        self._note(slots)
+        for name, column in columns.items():
+            if name not in self.columns:
+                self.columns[name] = no_ids(self.capacity)  # earlier samples had none
+            if _is_wider(column, self.columns[name]):
+                self.columns[name] = _widened(self.columns[name], column.shape[1])
+        # By key, not by position: two dicts of the same inputs may name them in another order.
+        tree_map(lambda leaf, held: held.index_copy_(0, slots, leaf.cpu()), (x, columns), (self.x, self.columns))
 
-    def erase(self, slots: Tensor, changes: Changes | None = None) -> None:
-        """Overwrite samples with zeros."""
-        self._note(slots, changes)
+    def erase(self, slots: Tensor) -> None:
+        """Overwrite samples with zeros, after noting them."""
         if self.file is not None:
             self.file.erase(slots.numpy())
             return
+        self._note(slots)
         for held in self.leaves():
-            held[slots] = torch.zeros((), dtype=held.dtype)
+            held.index_fill_(0, slots, 0)
 
-    def snapshot(self) -> Restore:
-        """Return a function that restores the columns, except for entries that `Changes` notes."""
-        x, columns, file = self.x, dict(self.columns), self.file
-        is_open = file is not None and file.is_open
-
-        def restore() -> None:
-            self.x, self.columns = x, columns
-            if file is not None and file.is_open and not is_open:
-                file.discard()
-
-        return restore
-
-    def _note(self, slots: Tensor, changes: Changes | None) -> None:
-        if changes is not None:
-            for held in self.leaves():
-                changes.note(held, slots)
-            if self.file is not None:
-                changes.note(self.file.digests, slots.numpy())
+    def _note(self, slots: Tensor) -> None:
+        for held in self.leaves():
+            self._changes.note(held, slots)
 
     def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         """Return the samples at these slots, all columns."""
         if self.file is not None:
             self.file.passed(len(slots))
-        columns = {name: pick(column, slots) for name, column in self.columns.items()}
-        return tree_map(lambda held: pick(held, slots), self.x), columns
+        x, columns = tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        return x, columns
 
     def _zeros_like(self, samples: Tensor) -> Tensor:
         """Return a column of zeros; numpy's take no room before they are written, torch's do."""
@@ -149,22 +127,16 @@ class Rows:
         return torch.from_numpy(raw).view(samples.dtype)[:numbers].view(shape)
 
 
-def _check_tree(x: Tree, held: Tree, where: str) -> None:
-    if isinstance(held, Tensor) and isinstance(x, Tensor):
-        _check_leaf(x, held, where)
-    elif type(x) is not type(held) or _keys(x) != _keys(held):
-        form = "one tensor" if isinstance(held, Tensor) else f"a {type(held).__name__} with the keys {_keys(held)}"
-        raise InvalidInput(f"the memory holds {where} as {form}; this batch has another form")
-    else:
-        for key in _keys(held):
-            _check_tree(x[key], held[key], f"{where}[{key!r}]")
+def _named(name: str, tree: Tree) -> dict[str, Tensor]:
+    """Return the leaves, each with the name that says where it is."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {where: leaf for key, part in parts for where, leaf in _named(f"{name}[{key!r}]", part).items()}
 
 
-def _keys(tree: Tree) -> list[Any]:
-    return sorted(tree) if isinstance(tree, dict) else list(range(len(tree)))
-
-
-def _check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
+def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
+    """Refuse samples of another shape or dtype than those before."""
     if samples.shape[1:] != held.shape[1:]:
         shapes = tuple(samples.shape[1:]), tuple(held.shape[1:])
         raise InvalidInput(f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}")

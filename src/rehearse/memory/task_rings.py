@@ -34,9 +34,10 @@ class TaskRingMemory(Memory):
         """Return how many samples a task may keep once this batch has come; refused if that is none."""
         held = self._index.task[self._index.occupied()]
         tasks = max(len(np.union1d(held, task_column(batch.task, len(batch)).numpy())), self.tasks or 0)
-        if tasks > self.capacity:
-            raise InvalidInput(f"{self.capacity} samples are too few for {tasks} tasks; enlarge the memory")
-        return self.capacity // tasks
+        return self._room_for_each(tasks, f"{tasks} tasks")
+
+    def _check_policy(self, batch: Batch) -> None:
+        self.share(batch)
 
     def _place(self, batch: Batch) -> Slots:
         share = self.share(batch)

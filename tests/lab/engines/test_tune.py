@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ pytest.importorskip("optuna", reason="the extra tune is not installed")
 from rehearse.errors import DataError, InvalidInput, MissingExtra, RehearseError
 from rehearse.lab.campaign import tune as tuning
 from rehearse.lab.campaign.events import Event, Failed, Finished
-from rehearse.lab.campaign.spaces import SPACES, as_layer, space_of
+from rehearse.lab.campaign.spaces import PARTS, Range, as_layer, parse_ranges, space_of
 from rehearse.lab.campaign.tune import Search, Tried, tune
 from rehearse.lab.campaign.work import Busy
 from rehearse.lab.methods import METHODS, resolve
@@ -150,7 +151,7 @@ def test_a_hopeless_trial_is_given_up_after_its_first_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     ran = fake_runs(monkeypatch, lambda spec: 0.9 if len(ran) <= 9 else 0.1)
-    found = tried(tune(Search("er", "split-mnist-5k", tmp_path, {}), 5, jobs=jobs))
+    found = tried(tune(Search("er-mir", "split-mnist-5k", tmp_path, {}), 5, jobs=jobs))
     assert [trial.state for trial in found] == ["complete"] * 3 + ["pruned"] * 2
     assert len(ran) == 3 * 3 + 2
 
@@ -160,6 +161,39 @@ def test_a_setting_that_fails_is_told_and_the_search_goes_on(tmp_path: Path, mon
     found = tried(tune(Search("er", "split-mnist-5k", tmp_path, {}), 8, jobs=1))
     assert {trial.state for trial in found} == {"complete", "failed"}
     assert all((trial.chosen["lr"] > 0.05) == (trial.state == "failed") for trial in found)
+
+
+def test_no_setting_is_tried_twice_and_the_search_ends_where_all_were_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = fake_runs(monkeypatch, lambda spec: 0.5 - spec.lr)
+    search = Search("er", "split-mnist-5k", tmp_path, {})
+    found = tried(tune(search, 3, jobs=1)) + tried(tune(search, 20, jobs=1))
+    assert sorted(trial.chosen["lr"] for trial in found) == sorted(space_of("er")["lr"])
+    assert len({(spec.lr, spec.seed) for spec in ran}) == len(ran)
+    assert tried(tune(search, 20, jobs=1)) == []
+    assert load_spec_values(str(search.best_file))["lr"] == 0.01
+
+
+def test_ranges_are_searched_in_the_place_of_the_published_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_runs(monkeypatch, lambda spec: 0.5 - spec.lr)
+    ranges = parse_ranges(["lr=0.01:0.3", "candidates=20:60", 'criterion="mi1","mi2"'])
+    assert ranges == {"lr": Range(0.01, 0.3), "candidates": Range(20, 60), "criterion": ["mi1", "mi2"]}
+    search = Search("er-mir", "split-mnist-5k", tmp_path, {}, ranges=ranges)
+    found = tried(tune(search, 9, jobs=1))
+    assert len({json.dumps(trial.chosen) for trial in found}) == 9
+    assert all(0.01 <= trial.chosen["lr"] <= 0.3 and 20 <= trial.chosen["candidates"] <= 60 for trial in found)
+    assert all(isinstance(trial.chosen["candidates"], int) for trial in found)
+    assert len({trial.chosen["lr"] for trial in found}) == 9
+    assert search.name != Search("er-mir", "split-mnist-5k", tmp_path, {}).name
+
+
+@pytest.mark.parametrize(("word", "said"), [("lr", "not NAME="), ("lr=a:b", "not NAME="), ("lr=0.3:0.1", "is empty")])
+def test_a_range_that_is_none_is_refused(word: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        parse_ranges([word])
 
 
 def test_the_same_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +231,7 @@ def test_every_value_of_every_space_makes_a_spec(method: str) -> None:
 
 
 def test_spaces_belong_to_methods() -> None:
-    assert SPACES.keys() <= METHODS.keys()
+    assert PARTS.keys() <= METHODS.keys()
 
 
 def test_nothing_to_try_is_refused(tmp_path: Path) -> None:

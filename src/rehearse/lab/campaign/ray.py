@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidInput, MissingExtra, RehearseError
+from .. import extensions
 from ..experiment import Progress, Settings
 from ..setup import with_precision
 from ..spec import Spec
@@ -95,9 +96,9 @@ class _Cluster:
     def __init__(self, ray: Any, store: Store, settings: Settings, jobs: int | None) -> None:
         self.ray, self.store, self.settings, self.jobs = ray, store, settings, jobs
         self.board = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Board).remote()
-        data = os.environ.get("REHEARSE_DATA")
+        variables = {name: os.environ[name] for name in ("REHEARSE_DATA", extensions.FILES) if os.environ.get(name)}
         self.task = ray.remote(num_cpus=1, max_retries=RETRIES)(work).options(
-            runtime_env={"env_vars": {"REHEARSE_DATA": data}} if data else {}
+            runtime_env={"env_vars": variables} if variables else {}
         )
         self.given: dict[Any, Spec] = {}
         self.started: set[str] = set()

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from math import inf, prod
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -21,7 +24,7 @@ from ..methods import resolve
 from ..spec import Spec
 from .events import Event, Failed, Finished
 from .local import cores, run_all
-from .spaces import as_layer, space_of
+from .spaces import Range, Space, as_layer, space_of
 from .store import Store
 from .work import locked
 
@@ -51,11 +54,14 @@ class Search:
     fixed: Mapping[str, Any]
     """Settings that are not searched, as a layer of a spec."""
     seeds: int = SEEDS
+    ranges: Space = field(default_factory=dict)
+    """What is searched instead of the method's own space, if anything."""
 
     @property
     def name(self) -> str:
         """Another for every search whose trials do not compare: what is fixed stands in it, at length or as a hash."""
         said = {**self.fixed, **({"seeds": self.seeds} if self.seeds != SEEDS else {})}
+        said |= {"ranges": repr(self.ranges)} if self.ranges else {}
         words = [f"{name}-{value}" for name, value in sorted(said.items()) if isinstance(value, int)]
         if len(words) < len(said):
             words = [hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]]
@@ -89,13 +95,32 @@ def tune(
     with locked(search.out / f"{search.name}.lock", patience=0):
         study = _open(optuna, search)
         _write_best(optuna, study, search)  # a call before this one may have been killed before it could
-        while len(_tried(optuna, study)) < trials:
-            # what comes next depends on what was tried, and on nothing else
-            study.sampler = optuna.samplers.TPESampler(seed=len(_tried(optuna, study)), n_startup_trials=5)
-            trial = study.ask()
-            chosen = {name: trial.suggest_categorical(name, list(values)) for name, values in _space(search).items()}
+        while len(_tried(optuna, study)) < min(trials, _size(_space(search))):
+            trial, chosen = _next(optuna, study, _space(search))
             yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs)
             _write_best(optuna, study, search)
+
+
+def _next(optuna: Any, study: Any, space: Space) -> tuple[Any, dict[str, Any]]:
+    """A trial of a setting that was not tried: it depends on what was, and on nothing else."""
+    tried = _tried(optuna, study)
+    for attempt in count():
+        kind = optuna.samplers.RandomSampler if attempt else partial(optuna.samplers.TPESampler, n_startup_trials=5)
+        study.sampler = kind(seed=len(tried) + 1000 * attempt)
+        trial = study.ask()
+        chosen = {
+            name: values.suggest(trial, name) if isinstance(values, Range) else trial.suggest_categorical(name, values)
+            for name, values in space.items()
+        }
+        if all(trial.params != earlier.params for earlier in tried):
+            return trial, chosen
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    raise AssertionError("unreachable: a space with an untried setting gives it in the end")
+
+
+def _size(space: Space) -> float:
+    """How many settings there are."""
+    return prod(inf if isinstance(values, Range) else len(values) for values in space.values())
 
 
 def import_optuna() -> Any:
@@ -106,9 +131,10 @@ def import_optuna() -> Any:
     return optuna
 
 
-def _space(search: Search) -> Mapping[str, Sequence[Any]]:
+def _space(search: Search) -> Space:
     fixed = search.fixed.keys() | search.fixed.get("options", {}).keys()
-    return {name: values for name, values in space_of(search.method).items() if name not in fixed}
+    space = search.ranges or space_of(search.method)
+    return {name: values for name, values in space.items() if name not in fixed}
 
 
 def _open(optuna: Any, search: Search) -> Any:
@@ -167,8 +193,8 @@ def _try(
                 return
             if isinstance(event, Finished):
                 values[event.spec.seed] = _validation(event.result)
-        for count in range(len(values) - len(handful) + 1, len(values) + 1):
-            trial.report(fmean(values[seed] for seed in range(count)), count)
+        for seeds in range(len(values) - len(handful) + 1, len(values) + 1):
+            trial.report(fmean(values[seed] for seed in range(seeds)), seeds)
         if len(values) < len(specs) and trial.should_prune():
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             yield Tried(trial.number, chosen, fmean(values.values()), "pruned")

@@ -14,11 +14,16 @@ from ..campaign import ray as cluster
 from ..campaign.events import Event, Failed, Finished
 from ..campaign.store import Store
 from ..experiment import Settings
+from ..extensions import import_files
 from ..report.progress import draw, label
 from ..spec import Spec
 from .console import errors
 
 RUNS = Path("runs")
+Import = Annotated[
+    list[Path] | None,
+    typer.Option("--import", callback=import_files, help="A file with methods, streams or networks of your own."),
+]
 Out = Annotated[Path, typer.Option(help="Where results and checkpoints go; the same command resumes from there.")]
 Jobs = Annotated[int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")]
 Engine = Annotated[
@@ -30,13 +35,6 @@ Address = Annotated[
 DataDir = Annotated[str | None, typer.Option(help="Where data sets are.")]
 SamplesPerTask = Annotated[int | None, typer.Option(help="Training samples per task; default: the paper's.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
-SeenOnly = Annotated[
-    bool,
-    typer.Option(
-        "--seen-only",
-        help="After each task evaluate only the tasks so far: no metric reads the others.",
-    ),
-]
 
 
 def engine_events(

@@ -10,7 +10,7 @@ import typer
 from ..report import page
 from ..report.runs import find_runs
 from .console import output, tell_damaged
-from .engine import RUNS
+from .engine import RUNS, Import
 
 
 def report(
@@ -21,6 +21,7 @@ def report(
     page_file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
     title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
+    own: Import = None,
 ) -> None:
     """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""
     found = find_runs(runs or [], out, tell_damaged)

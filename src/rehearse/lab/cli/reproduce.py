@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ from ..campaign.store import Store, results_in
 from ..experiment import Settings
 from ..methods import precision_of
 from ..paper.costs import Costs
+from ..paper.missing import queue, queue_lines
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
 from ..paper.targets import GROUPS, TARGETS, find_targets
@@ -45,7 +46,6 @@ from .engine import (
     Engine,
     Jobs,
     Out,
-    SeenOnly,
     engine_events,
     follow,
     report_failures,
@@ -56,11 +56,13 @@ PICTURES = "pictures"  # where runs that draw are, within OUT
 
 def reproduce(
     targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
-    seeds: Annotated[int | None, typer.Option(help="Seeds 0 to N − 1; default: as many as published.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs of each row; default: as many as published.")] = None,
+    first_seed: Annotated[int, typer.Option(help="Start counting seeds here; earlier ones are not shown.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would run, its CPU hours and disk; run nothing.")
     ] = False,
+    done: Annotated[list[Path] | None, typer.Option(help="Count these results as done too; may be repeated.")] = None,
     from_results: Annotated[
         list[Path] | None,
         typer.Option(help="Run nothing: show what the results in this directory say; may be repeated."),
@@ -87,11 +89,12 @@ def reproduce(
     address: Address = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    seen_only: SeenOnly = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show ours beside the published numbers.
 
     Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
+    The target missing runs what the tables and figures of the paper still lack, most valuable first, until it is
+    stopped.
     """
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -100,22 +103,26 @@ def reproduce(
     chosen = find_targets(targets)
     if only:
         chosen = [target.only(only) for target in [one for one in chosen if one.has(only)] or chosen]
+    given = [*(from_results or []), *(done or [])]
+    _check_given(given)
+    places = given if from_results else [out, *given]
+    asked = Asked(seeds, first_seed, precision, by_value="missing" in targets)
+    results = list(results_in(places, tell_damaged))
     if dry_run:
-        _foretell(chosen, seeds, from_results or [out], precision)
+        _foretell(chosen, asked, results, places)
         return
     failed: list[Failed] = []
     if from_results is None:
-        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds, seen_only=seen_only)
+        settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
         failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
-        earlier = Results(_counting(precision, results_in([out], tell_damaged)))
-        tried = {event.spec.key for event in failed}
-        specs = [_in(precision, spec) for target in chosen for spec in to_run(target, earlier, seeds)]
-        specs = list({spec.key: spec for spec in specs if spec.key not in tried}.values())
-        failed += follow(engine_events(specs, Store(out), settings, jobs, engine, address), specs, out)[1]
+        store, finished = Store(out), {event.spec.key for event in failed} | {result["key"] for result in results}
+        runs = [spec for _, spec in asked.runs(chosen, results)]
+        specs = [spec for spec in runs if spec.key not in finished or store.path(spec).exists()]
+        failed += follow(engine_events(specs, store, settings, jobs, engine, address), specs, out)[1]
+        results = list(results_in(places, lambda _: None))
     else:
         _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
-    results = Results(_results_in(from_results) if from_results else results_in([out], lambda _: None))
-    found = [outcome(target, results, seeds) for target in chosen]
+    found = asked.outcomes(chosen, results)
     for file in fill or []:
         write_whole(file, filled(file.read_text("utf-8"), found))
     if write is not None:
@@ -136,20 +143,48 @@ def _in(precision: str, spec: Spec) -> Spec:
     return replace(found, precision=precision_of(found))
 
 
-def _counting(precision: str, results: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The results that need not be made again: all, or where a precision was asked for those in it."""
-    if precision == "auto":
-        return list(results)
-    specs = ((result, Spec.from_dict(result["spec"])) for result in results)
-    return [result for result, spec in specs if precision_of(spec) == precision_of(replace(spec, precision=precision))]
+@dataclass(frozen=True)
+class Asked:
+    """Which runs of targets were asked for: their seeds and precision, and whether the most valuable come first."""
+
+    seeds: int | None
+    first_seed: int
+    precision: str
+    by_value: bool
+
+    def runs(self, targets: list[Target], results: list[dict[str, Any]]) -> list[tuple[str, Spec]]:
+        """What the targets need, each run once, with its purpose; a finished one is the spec of its result."""
+        found = Results(self._counting(results))
+        if self.by_value:
+            planned = queue(targets, found, Costs(results), self.seeds, self.first_seed)
+        else:
+            planned = [("", spec) for target in targets for spec in to_run(target, found, self.seeds, self.first_seed)]
+        runs: dict[str, tuple[str, Spec]] = {}
+        for purpose, spec in planned:
+            resolved = _in(self.precision, spec)
+            runs.setdefault(resolved.key, (purpose, resolved))
+        return list(runs.values())
+
+    def _counting(self, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The results that need not be made again: all, or where a precision was asked for those in it."""
+
+        def in_it(spec: Spec) -> bool:
+            return precision_of(spec) == precision_of(replace(spec, precision=self.precision))
+
+        return [one for one in results if self.precision == "auto" or in_it(Spec.from_dict(one["spec"]))]
+
+    def outcomes(self, targets: list[Target], results: Iterable[dict[str, Any]]) -> list[Outcome]:
+        """What the results of the seeds say."""
+        wanted = Results(result for result in results if result["spec"]["seed"] >= self.first_seed)
+        until = None if self.seeds is None else self.first_seed + self.seeds
+        return [replace(outcome(one, wanted, until), seeds=self.seeds or one.seeds) for one in targets]
 
 
-def _results_in(places: list[Path]) -> list[dict[str, Any]]:
-    """The results of directories that somebody named: one without any is a slip, not an empty table."""
+def _check_given(places: list[Path]) -> None:
+    """Refuse directories without any result that somebody named: that is a slip, not an empty table."""
     for place in places:
         if next(Store(place).results(lambda _: None), None) is None:
             raise InvalidInput(f"there is no result in {place}; give a directory that `rehearse` wrote results to")
-    return list(results_in(places, tell_damaged))
 
 
 def _draw_pictures(
@@ -185,25 +220,27 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
             _say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
 
 
-def _foretell(targets: list[Target], seeds: int | None, places: list[Path], precision: str) -> None:
-    results = list(results_in(places, tell_damaged))
-    done = {result["key"] for result in results}
+def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]], places: list[Path]) -> None:
     drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
-    costs, found = Costs(results), Results(_counting(precision, results))
+    costs, finished = Costs(results), {result["key"] for result in results}
     rows: list[Forecast] = []
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
     for target in targets:
-        specs = {spec.key: spec for spec in (_in(precision, one) for one in to_run(target, found, seeds))}
-        to_come = {key: spec for key, spec in specs.items() if key not in done}
+        specs = {spec.key: spec for _, spec in replace(asked, by_value=False).runs([target], results)}
+        to_come = {key: spec for key, spec in specs.items() if key not in finished}
         # a figure that is a picture needs a run that draws it, whatever results there are
-        to_draw = {spec.key: spec for spec in (_in(precision, one) for one in target.specs(1)) if target.pictures}
+        to_draw = {spec.key: spec for spec in (_in(asked.precision, s) for s in target.specs(1)) if target.pictures}
         specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
         everything |= specs
         lacking |= to_come
         missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
         estimates = [costs.estimate(spec) for spec in to_come.values()]
         rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
+    if asked.by_value:
+        to_queue = [(purpose, spec) for purpose, spec in asked.runs(targets, results) if spec.key in lacking]
+        for line in queue_lines(to_queue, targets, costs):
+            output.print(line, highlight=False, markup=False, soft_wrap=True)
     together = [costs.estimate(spec) for spec in lacking.values()]
     output.print(cost_table(rows, (len(everything), len(everything) - len(together), together)))
     for name, _, _, _, sentences in rows:

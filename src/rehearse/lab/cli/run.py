@@ -15,7 +15,7 @@ from ...errors import InvalidInput
 from ..campaign.store import Store, is_stale, read_result
 from ..experiment import Settings
 from ..methods import COMMON, METHODS, find_method, resolve
-from ..report.compare import compare, low_ceilings
+from ..report.compare import compare, low_ceilings, settings_that_differ
 from ..report.pictures import check_pictures, draw_task
 from ..report.progress import label
 from ..report.rerun import rerun_command
@@ -33,10 +33,10 @@ from .engine import (
     CheckpointSeconds,
     DataDir,
     Engine,
+    Import,
     Jobs,
     Out,
     SamplesPerTask,
-    SeenOnly,
     engine_events,
     follow,
     report_failures,
@@ -121,8 +121,8 @@ def run(
         bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
     ] = False,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    seen_only: SeenOnly = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
+    own: Import = None,
 ) -> None:
     """Run one or several methods on a stream, over seeds, and compare them.
 
@@ -141,24 +141,12 @@ def run(
     if seeds < 1:
         raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
     chosen: dict[str, Any] = {
-        "memory": memory,
-        "capacity": capacity,
-        "lr": lr,
-        "criterion": criterion,
-        "candidates": _candidates(candidates),
-        "budget": budget,
-        "updates": updates,
-        "batchnorm": batchnorm,
-        "samples_per_task": samples_per_task,
-        "tasks": tasks,
-        "batch_size": batch_size,
-        "split_seed": split_seed,
-        "class_order": _numbers(class_order),
-        "network": network,
-        "precision": precision,
-        "exclude_current_task": False if include_current_task else None,
+        "memory": memory, "capacity": capacity, "lr": lr, "criterion": criterion, "candidates": _candidates(candidates),
+        "budget": budget, "updates": updates, "batchnorm": batchnorm, "samples_per_task": samples_per_task,
+        "tasks": tasks, "batch_size": batch_size, "split_seed": split_seed, "class_order": _numbers(class_order),
+        "network": network, "precision": precision, "exclude_current_task": False if include_current_task else None,
         "task_free": True if task_free else None,
-    }
+    }  # fmt: skip
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
     if trace and not any("capacity" in find_method(name).uses for name in names):
@@ -183,7 +171,6 @@ def run(
         device=device,
         trace=trace,
         checkpoint_seconds=checkpoint_seconds,
-        seen_only=seen_only,
         on_task_end=draw_task if images else None,
     )
     everything = [one for group in specs.values() for one in group]
@@ -212,8 +199,9 @@ def run(
         differences = differences_table(comparison)
         if differences is not None:
             output.print(differences)
-        for sentence in low_ceilings(comparison):
-            output.print(sentence)
+        for sentence in (settings_that_differ({one.method: one for one in first}), *low_ceilings(comparison)):
+            if sentence:
+                output.print(sentence, highlight=False, markup=False)
         place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
         sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run"
         errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
@@ -225,6 +213,7 @@ def run(
 def show(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's key (its first digits suffice), or its file.")],
     out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
+    own: Import = None,
 ) -> None:
     """Show one run: its settings, its numbers, and how to rerun it."""
     result = read_result(find_run(run, out))
@@ -245,14 +234,14 @@ def show(
     output.print(f"rerun: {rerun_command(result)}", soft_wrap=True, highlight=False, markup=False)
 
 
-def methods() -> None:
+def methods(own: Import = None) -> None:
     """List the methods, and the options of their own that --option sets."""
     table = Table(caption="options with their defaults; the settings of a stream may say otherwise")
     for column in ("method", "what it does", "options of its own"):
         table.add_column(column, overflow="fold")
     for name, method in METHODS.items():
-        own = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
-        table.add_row(name, method.summary, own or "–")
+        options = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
+        table.add_row(name, method.summary, options or "–")
     output.print(table)
 
 

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from ..campaign.events import Notice
+from ..campaign.spaces import parse_ranges
 from ..campaign.tune import SEEDS, Search, Tried, tune
 from ..experiment import Settings
 from ..methods import find_method
 from ..report.progress import label
 from .console import errors, output
-from .engine import RUNS, CheckpointSeconds, DataDir, Jobs, SamplesPerTask
+from .engine import RUNS, CheckpointSeconds, DataDir, Import, Jobs, SamplesPerTask
 
 
 def tune_command(
@@ -28,6 +29,13 @@ def tune_command(
     jobs: Jobs = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range", help="What to search: NAME=LOW:HIGH, or NAME=VALUE,VALUE,…; default: the published values."
+        ),
+    ] = None,
+    own: Import = None,
 ) -> None:
     """Search the published values for the setting with the best validation accuracy (extra rehearse-torch[tune]).
 
@@ -37,7 +45,7 @@ def tune_command(
     find_method(method)
     fixed: dict[str, Any] = {"memory": memory, "samples_per_task": samples_per_task}
     fixed = {name: value for name, value in fixed.items() if value is not None}
-    search = Search(method, stream, out, fixed, seeds)
+    search = Search(method, stream, out, fixed, seeds, parse_ranges(ranges or []))
     settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
     try:
         with closing(tune(search, trials, settings, jobs)) as events:  # type: ignore[type-var]

@@ -315,7 +315,7 @@ def losses_cifar10(extent: Extent) -> Target:
 
 def losses_mnist() -> Target:
     entries = tuple(Entry(method, "Split MNIST", method, SPLIT, {"lr": 0.1}) for method in LOSSES)
-    note = "All at learning rate 0.1, which validation chose for the methods that are not the paper's. " + ALL_TASKS
+    note = "All at learning rate 0.1, which validation chose for each of them from one grid. " + ALL_TASKS
     title = "Split MNIST, 50 memories per class: retrieval against loss"
     return Target("controls-losses-mnist", title, entries, 20, pairs=LOSS_PAIRS, retrievals=LOSS_PAIRS[:3], note=note)
 

@@ -22,7 +22,8 @@ FACTORS = {
     "gem": 20.0, "agem": 5.0, "icarl": 3.0, "gen": 1.6, "gen-mir": 4.0, "ae": 15.0, "ae-mir": 18.0,
 }  # fmt: skip
 ROWS_A_TASK = {"split-cifar10": 9750, "split-miniimagenet": 2280, "split-mnist-5k": 700}
-# Rows of all test and validation sets, which are passed after every task; of Permuted MNIST, for each of its tasks.
+# Rows of all test and validation sets, of which those of the tasks so far are passed after every task; of Permuted
+# MNIST, for each of its tasks.
 TESTED_ROWS = {
     "split-mnist": 13_000, "permuted-mnist": 13_000, "split-cifar10": 11_250, "split-miniimagenet": 14_400,
     "split-mnist-5k": 1_500,
@@ -73,10 +74,10 @@ def rows(spec: Spec) -> int:
 
 
 def tested(spec: Spec) -> int:
-    """Rows that are passed to be tested: all of them after every task, a shuffled stream being one task."""
+    """Rows that are passed to be tested: those of the tasks so far after every task, a shuffled stream being one."""
     tasks = spec.tasks or STREAMS[spec.stream].n_tasks
     rows = TESTED_ROWS.get(spec.stream, 10_000) * (tasks if spec.stream == "permuted-mnist" else 1)
-    return rows * (1 if find_method(spec.method).iid_epochs else tasks)
+    return rows if find_method(spec.method).iid_epochs else rows * (tasks + 1) // 2
 
 
 def work(spec: Spec) -> float:
@@ -90,7 +91,12 @@ def _usual_passes(method: str, stream: str) -> float:
 
 
 def _passes(spec: Spec) -> float:
-    """Forward passes for a batch, a backward pass counting as two; candidates pass once, or twice to be scored."""
+    """Forward passes for a batch, a backward pass counting as two; candidates pass once, or twice to be scored.
+
+    GEM passes all that is stored of past tasks: half of the memory on average.
+    """
+    if spec.method == "gem":
+        return 3 * (spec.batch_size + (spec.capacity or 0) / 2)
     candidates = spec.capacity if spec.candidates == "all" else spec.candidates
     scoring = (1 if spec.criterion is None else 2) * int(candidates or 0)
     return 3 * (spec.batch_size + (spec.budget or 0)) + scoring

@@ -10,13 +10,14 @@ from typing import Any, Literal
 from ...precision import PRECISIONS
 from ..methods import precision_of
 from ..spec import Spec
-from ..statistics import Summary, Verdict, paired_difference, summary, verdict
-from .conditions import UNKNOWN, condition, rounding
-from .published import Cell
+from ..statistics import MARGIN, Summary, Verdict, paired_difference, summary, verdict
+from .conditions import condition, rounding
+from .published import PER_CENT, Cell
+from .reference import reference
 from .target import Entry, Target
 
 Result = Mapping[str, Any]
-Judgement = Verdict | Literal["not run", "not available", "stale"]
+Judgement = Literal["differs", "agrees", "inconclusive", "no number", "not run", "not available", "stale"]
 
 
 class Results:
@@ -102,6 +103,10 @@ class Line:
     undefined: int = 0
     conditions: tuple[str, ...] = ()
     """On which kinds of processors the runs were made, and what they evaluated: CPU seconds compare under the same."""
+    verdict: Verdict | None = None
+    """Ours − published, where both have a number; its word is the judgement."""
+    reference: Summary | None = None
+    """What the reference implementation gave at these settings."""
 
 
 @dataclass(frozen=True)
@@ -150,19 +155,22 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     cell = entry.cells.get(metric)
     if entry.missing is not None:
         return Line(entry, metric, None, cell, "not available")
+    theirs = reference(entry.spec(), metric) if entry.treatment is None else None
     stale = len([seed for seed in results.stale(entry.spec()) - runs.keys() if seeds is None or seed < seeds])
     if not runs:
-        return Line(entry, metric, None, cell, "stale" if stale else "not run", stale)
+        return Line(entry, metric, None, cell, "stale" if stale else "not run", stale, reference=theirs)
     values = values_of(runs, metric)
     ours = summary(values.values()) if values else None
-    judgement: Judgement = "no number"
-    if ours is not None:
-        judgement = verdict(ours, cell.number if cell is not None else None)
+    compared = None
+    if ours is not None and cell is not None:
+        compared = verdict(ours, cell.number, MARGIN if cell.metric in PER_CENT else 100 * MARGIN)  # 2 points, 2 nats
+    judgement: Judgement = "no number" if compared is None else compared.word
     costs = [cpu_seconds(result) for result in runs.values()]
     precisions = tuple(sorted({precision_of(Spec.from_dict(result["spec"])) for result in runs.values()}))
     undefined = len(runs) - len(values) if values else 0
     conditions = tuple(sorted({result["condition"] for result in runs.values()}))
-    return Line(entry, metric, ours, cell, judgement, stale, fmean(costs), precisions, undefined, conditions)
+    cost = fmean(costs)
+    return Line(entry, metric, ours, cell, judgement, stale, cost, precisions, undefined, conditions, compared, theirs)
 
 
 def _differences(target: Target, results: Results, seeds: int | None) -> Iterable[Difference]:
@@ -210,35 +218,19 @@ def _value(result: Result, metric: str) -> float | None:
     return measured
 
 
-def common_costs(outcome: Outcome, column: str) -> dict[str, float]:
-    """row -> CPU seconds a run, of the runs under a known condition that all rows share; nothing where there is none.
-
-    Of several such conditions the one with the most runs counts.
-    """
-    rows = {row: list(runs.values()) for (row, where), runs in outcome.runs.items() if where == column and runs}
-    shared = set.intersection(*({result["condition"] for result in runs} for runs in rows.values())) if rows else set()
-    found = [
-        {row: [cpu_seconds(result) for result in runs if result["condition"] == one] for row, runs in rows.items()}
-        for one in sorted(shared)
-        if UNKNOWN not in one
-    ]
-    costs = max(found, key=lambda costs: sum(map(len, costs.values())), default={})
-    return {row: fmean(seconds) for row, seconds in costs.items()}
-
-
 def cpu_seconds(result: Result) -> float:
     """What a run cost, without the evaluation of treatments that are not its own."""
     return float(result["cost"]["cpu_seconds"] - result["cost"].get("treatments_cpu_seconds", 0.0))
 
 
-def to_run(target: Target, results: Results, seeds: int | None = None) -> list[Spec]:
+def to_run(target: Target, results: Results, seeds: int | None = None, first_seed: int = 0) -> list[Spec]:
     """The specs of a target, each once, seed by seed; a treatment by itself where its training does not tell it.
 
     What has a result, in whatever precision, is that result's own spec: it counts, and is not run again.
     """
     specs = [
         _counted(results, entry, seed) or _spec_to_run(results, entry, seed)
-        for seed in range(seeds or target.seeds)
+        for seed in range(first_seed, first_seed + (seeds or target.seeds))
         for entry in target.available()
     ]
     return list({spec.key: spec for spec in specs}.values())

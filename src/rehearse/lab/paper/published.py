@@ -97,7 +97,7 @@ class Table:
         return tuple(dict.fromkeys(cell.setting for cell in self.cells))
 
 
-def parse_number(printed: str, metric: Metric, standard_errors: int) -> Published | None:
+def parse_number(printed: str, metric: Metric, standard_errors: int, runs: int | None = None) -> Published | None:
     """What a printed cell says: "87.6 ± 0.7" with a ± of two standard errors is 0.876, 0.007, 0.0035."""
     if printed in ("", "N/A"):
         return None
@@ -107,9 +107,9 @@ def parse_number(printed: str, metric: Metric, standard_errors: int) -> Publishe
     unit = Decimal(100 if metric in PER_CENT else 1)  # decimal, so that 87.6 per cent is 0.876 to the last bit
     value = float(Decimal(match[1]) / unit)
     if match[2] is None:
-        return Published(value, None, None)
+        return Published(value, None, None, runs)
     plus_minus = Decimal(match[2]) / unit
-    return Published(value, float(plus_minus), float(plus_minus / standard_errors))
+    return Published(value, float(plus_minus), float(plus_minus / standard_errors), runs)
 
 
 def _load() -> Mapping[str, Table]:
@@ -125,14 +125,14 @@ def _table(name: str, entry: dict[str, Any]) -> Table:
         note=entry["note"],
         runs=entry.get("runs"),
         in_print=entry.get("in_print", True),
-        cells=tuple(cell for row in entry["rows"] for cell in _cells(name, row, entry["columns"])),
+        cells=tuple(cell for row in entry["rows"] for cell in _cells(name, row, entry["columns"], entry.get("runs"))),
     )
 
 
-def _cells(table: str, row: dict[str, Any], columns: list[dict[str, Any]]) -> Iterator[Cell]:
+def _cells(table: str, row: dict[str, Any], columns: list[dict[str, Any]], runs: int | None) -> Iterator[Cell]:
     for metric in get_args(Metric):
         for column, printed in zip(columns, row[metric], strict=True) if metric in row else ():
-            number = parse_number(printed, metric, 1 if row["method"] in GENERATIVE else 2)
+            number = parse_number(printed, metric, 1 if row["method"] in GENERATIVE else 2, runs)
             yield Cell(table, row["row"], column["name"], metric, printed, number, _setting(row, column))
 
 

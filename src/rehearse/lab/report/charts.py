@@ -185,11 +185,11 @@ def heat_map(row: Row) -> HeatMap:
     cells = []
     for learned in range(tasks):
         for tested in range(tasks):
-            known = row.matrices[:, learned, tested]
-            numbers = summary(known[np.isfinite(known)] if tested > learned else known)  # of those that were asked
+            numbers = summary(row.matrices[:, learned, tested])
             where = f"{row.label}, after task {learned + 1}, on task {tested + 1}"
-            if np.isnan(numbers.mean):
-                cells.append(Cell(learned, tested, None, "", f"{where}\nnot measured"))
+            if tested > learned or np.isnan(numbers.mean):
+                unknown = "not seen yet" if tested > learned else "not measured"
+                cells.append(Cell(learned, tested, None, "", f"{where}\n{unknown}"))
             else:
                 tip = f"{where}\n{in_words(numbers)}"
                 cells.append(Cell(learned, tested, round(numbers.mean, 4), f"{100 * numbers.mean:.0f}", tip))

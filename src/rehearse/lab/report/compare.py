@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -13,6 +14,7 @@ from ..statistics import Summary, paired_difference, summary
 
 Result = Mapping[str, Any]
 METRICS = ("accuracy", "forgetting")
+NOT_SETTINGS = ("method", "stream", "seed", "precision", "method_version", "stream_version")
 
 
 def by_seed(results: Sequence[Result], metric: str) -> dict[int, float]:
@@ -96,3 +98,25 @@ def low_ceilings(comparison: Mapping[str, Any]) -> list[str]:
                     f"{ceiling} is no ceiling here: {', '.join(above)} {'lie' if len(above) > 1 else 'lies'} above it."
                 )
     return sentences
+
+
+def settings_that_differ(rows: Mapping[str, Spec]) -> str:
+    """The settings in which rows of one comparison differ, with the rows; empty where they differ in none.
+
+    A setting that only one of the rows has belongs to its method, and is left out.
+    """
+    flat = {row: flat_spec(spec) for row, spec in rows.items()}
+    said = []
+    for name in dict.fromkeys(name for values in flat.values() for name in values if name not in NOT_SETTINGS):
+        found = {row: str(values[name]) for row, values in flat.items() if values.get(name) is not None}
+        usual, *others = [value for value, _ in Counter(found.values()).most_common()] or [""]
+        exceptions = [f"{value} ({', '.join(row for row in found if found[row] == value)})" for value in others]
+        said += [f"{name.replace('_', ' ')} {usual}, but {', '.join(exceptions)}"] if exceptions else []
+    return f"Settings that differ: {'; '.join(said)}." if said else ""
+
+
+def flat_spec(spec: Spec) -> dict[str, Any]:
+    """A spec with the method's own options beside its fields."""
+    values = spec.to_dict()
+    options: dict[str, Any] = values.pop("options")
+    return values | options

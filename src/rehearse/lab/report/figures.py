@@ -75,31 +75,33 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
 def by_codes(outcome: Outcome, figure: Any) -> None:
     """Figures 5 to 7: accuracy and forgetting by the number of stored codes, mean and 95 % interval over seeds.
 
-    What was not run is a gap, and said; one seed has no interval.
+    What was not run is a gap; one run has no interval, and no line goes through it.
     """
     figure.set_size_inches(5.5, 2.8)
     columns = list(dict.fromkeys(column for _, column in outcome.runs))
+    codes = np.array([int(column.removesuffix(" codes").replace(",", "")) for column in columns])
     rows = list(dict.fromkeys(row for row, _ in outcome.runs))
     for axes, metric in zip(figure.subplots(1, 2), ("accuracy", "forgetting"), strict=True):
         for index, row in enumerate(rows):
             colour, marker = LOOKS.get(row, ("black", "x"))
-            shift = 0.08 * (index - (len(rows) - 1) / 2)
+            where = codes + 0.02 * codes.max() * (index - (len(rows) - 1) / 2)  # aside, so that intervals are seen
             found = [summary(_values(outcome, row, column, metric)) for column in columns]
             heights = [100 * point.mean if point.n else np.nan for point in found]
             half = [np.nan if p.interval is None else 50 * (p.interval[1] - p.interval[0]) for p in found]
-            where = np.arange(len(columns)) + shift
-            seeds = _seeds(outcome, row, columns)
+            seeds = seeds_of(outcome, row, columns)
             label = f"{row} (n = {seeds})" if seeds else f"{row} (not run)"
-            axes.errorbar(where, heights, half, color=colour, marker=marker, capsize=2, label=label)
-        axes.set_xticks(range(len(columns)), [column.removesuffix(" codes") for column in columns])
-        axes.set_xlim(-0.4, len(columns) - 0.6)
+            axes.errorbar(where, heights, half, color=colour, marker=marker, linestyle="none", capsize=2, label=label)
+            several = [height if point.n > 1 else np.nan for height, point in zip(heights, found, strict=True)]
+            axes.plot(where, several, color=colour)
+        axes.set_xticks(codes, [column.removesuffix(" codes") for column in columns])
+        axes.set_xlim(0, 1.07 * codes.max())
         axes.set_xlabel("stored codes")
         axes.set_ylabel(f"{metric} (%)")
         axes.grid(axis="x", visible=False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
 
 
-def _seeds(outcome: Outcome, row: str, columns: Sequence[str]) -> str:
+def seeds_of(outcome: Outcome, row: str, columns: Sequence[str]) -> str:
     """How many runs there are in each column, once where it is the same; nothing where there are none."""
     counts = [len(outcome.runs.get((row, column), {})) for column in columns]
     if not any(counts):
@@ -115,9 +117,4 @@ def _matrix(result: Result) -> Any:
     return [[float("nan") if value is None else value for value in line] for line in result["matrices"]["test"]]
 
 
-FIGURES: Mapping[str, Draw] = {
-    "figure4": seen_so_far,
-    "figure5": by_codes,
-    "figure6": by_codes,
-    "figure7": by_codes,
-}
+FIGURES: Mapping[str, Draw] = {"figure4": seen_so_far, **dict.fromkeys(("figure5", "figure6", "figure7"), by_codes)}

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput, MissingExtra
-from ...learners.generative.imagined import Retrieved
+from ...learners.generative.retrieval import Retrieved
 
 GAP: Final = 2  # pixels between pictures, before scaling
 SCALE: Final = 2
-LETTER: Final = (6, 11)  # width and height of a letter of Pillow's built-in font
+LETTERS: Final = 16  # pixels, of the labels
+QUIET: Final = (125, 125, 125)  # legible on white and on black: the margin is transparent
 ROWS_EACH: Final = 2  # rows of retrieved inputs for each network, as in Figure 3
 
 
@@ -58,16 +59,17 @@ def write_grid(
     rows: Sequence[tuple[str, Tensor]], path: Path | str, *, value_range: tuple[float, float] = (0, 1)
 ) -> Path:
     """A picture file of labelled rows; the format is that of the file's name."""
-    picture_module, draw_module = _pillow()
+    picture_module, draw_module, font_module = _pillow()
     path = Path(path)
     pixels = grid([images for _, images in rows], value_range)
     pixels = pixels.repeat(SCALE, axis=0).repeat(SCALE, axis=1)
-    margin = LETTER[0] * (max(len(label) for label, _ in rows) + 2)
-    picture = picture_module.new("RGB", (pixels.shape[1] + margin, pixels.shape[0]), "white")
+    font = font_module.load_default(LETTERS)
+    margin = round(max(font.getlength(label) for label, _ in rows)) + LETTERS
+    picture = picture_module.new("RGBA", (pixels.shape[1] + margin, pixels.shape[0]), (255, 255, 255, 0))
     picture.paste(picture_module.fromarray(pixels), (margin, 0))
     draw, height = draw_module.Draw(picture), pixels.shape[0] / len(rows)
     for number, (label, _) in enumerate(rows):
-        draw.text((LETTER[0], (number + 0.5) * height - LETTER[1] / 2), label, fill="black")
+        draw.text((LETTERS / 2, (number + 0.5) * height), label, QUIET, font, anchor="lm")
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.save(path)
     return path
@@ -104,9 +106,9 @@ def _picture(image: Tensor) -> Tensor:
     return image.expand(3, -1, -1).permute(1, 2, 0)
 
 
-def _pillow() -> tuple[Any, Any]:
+def _pillow() -> tuple[Any, Any, Any]:
     try:
-        from PIL import Image, ImageDraw
+        from PIL import Image, ImageDraw, ImageFont
     except ImportError:
         raise MissingExtra("Pillow", "lab") from None
-    return Image, ImageDraw
+    return Image, ImageDraw, ImageFont

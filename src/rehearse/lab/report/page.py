@@ -20,7 +20,7 @@ from ... import __version__
 from ...errors import MissingExtra
 from ...files import write_whole
 from . import charts
-from .charts import Chart, HeatMap
+from .charts import Chart
 from .compare import own_cost
 from .rerun import rerun_command
 from .runs import FinishedRun
@@ -28,7 +28,7 @@ from .sections import STYLES, Row, Section, sections
 from .sentences import own_sentences, sentences
 
 PNG = b"\x89PNG\r\n\x1a\n"
-TITLE = "Learning without forgetting"
+TITLE = "rehearse: runs compared"
 
 # What a mark of each style looks like around (0, 0): colours are not the only thing that tells series apart.
 MARKERS = (
@@ -119,7 +119,7 @@ def _chapter(section: Section) -> dict[str, Any]:
             [difference["accuracy"] for difference in differences], least=-1.0, most=1.0, zero=True
         ),
         "charts": _charts(section.rows),
-        "heat_maps": _heat_maps(section.rows),
+        "heat_maps": [charts.heat_map(row) for row in section.rows],
     }
 
 
@@ -133,10 +133,6 @@ def _charts(rows: Sequence[Row]) -> list[Chart]:
         ),
     ]
     return [chart for chart in drawn if chart.series]
-
-
-def _heat_maps(rows: Sequence[Row]) -> list[HeatMap]:
-    return [charts.heat_map(row) for row in rows]
 
 
 def _settings(section: Section) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import files
 from string import ascii_lowercase
 
 from rich.table import Table
@@ -13,27 +15,26 @@ from ...errors import InvalidInput
 from ..paper.conditions import UNKNOWN
 from ..paper.costs import Estimate
 from ..paper.outcome import SEARCHED, Difference, Judgement, Line, Outcome
+from ..paper.published import PUBLISHED
+from ..paper.reference import source
+from ..spec import Spec
 from ..statistics import Summary, seeds_needed
 from . import tables
+from .compare import settings_that_differ
 from .tables import UNDEFINED
 
 END = "<!-- end -->"
-DIFFERENCES = ("", "column", "metric", "difference", "n", "seeds to settle it")
+DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
-PER_CENT = (
-    "accuracy",
-    "forgetting",
-    "learning_accuracy",
-    "anytime_accuracy",
-    "pooled_accuracy",
-    "validation_accuracy",
-)
+PER_CENT = ("accuracy", "forgetting", *(f"{kind}_accuracy" for kind in ("learning", "anytime", "pooled", "validation")))
+VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
+NOT_RUN = ("not available", "stale", "no number")
 OURS = "ours: mean ± half the 95 % t interval over seeds"
 FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
 MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
 SETTLING = (
-    "*Seeds to settle it*: settled where the 95 % interval leaves out zero; else how many seeds in all it would take, "
-    "with probability 0.8, if the true difference were the one measured: a rough guess, most of all from few seeds."
+    "*Estimated seeds needed*: settled where the 95 % interval excludes zero; else the number of seeds at which it "
+    "would, with probability 0.8, if the true difference were the one measured: rough, above all from few seeds."
 )
 CROSSED = (
     "×: some or all of the pairs were run on two kinds of processors, which round differently, so that one seed is two "
@@ -44,6 +45,35 @@ PRECISION = (
     "and predicts in it too; where two are named, seeds of both are counted. A paired difference is of one precision "
     "where both rows have one in common."
 )
+
+
+def _criteria(outcome: Outcome) -> list[str]:
+    """Which criterion of `MostInterfered` its rows have."""
+    rows: dict[str, list[str]] = {}
+    for entry in outcome.target.available():
+        rows.setdefault(entry.spec().criterion or "", []).append(entry.row)
+    named = {name: ", ".join(dict.fromkeys(found)) for name, found in rows.items() if name}
+    said = [f'`MostInterfered(criterion="{name}")` in {found}' for name, found in named.items()]
+    return [f"Retrieval: {'; '.join(said)} (the library's default is mi1)."] if said else []
+
+
+def explained(outcome: Outcome) -> list[str]:
+    """What stands under a table: criterion, settings that differ, the reference's source, precision."""
+    parts = [*_criteria(outcome), *_differing(outcome)]
+    parts += [f"*Reference*: {source()}"] if _has_reference(outcome) else []
+    return [*parts, *([PRECISION] if tells_precision(outcome) else [])]
+
+
+def _differing(outcome: Outcome) -> list[str]:
+    """The settings in which rows of one column differ, a sentence for the columns that have it."""
+    specs: dict[str, dict[str, Spec]] = {}
+    for entry in outcome.target.available():
+        specs.setdefault(entry.column, {})[entry.row] = entry.spec()
+    columns: dict[str, list[str]] = {}
+    for column, rows in specs.items():
+        columns.setdefault(settings_that_differ(rows), []).append(column)
+    places = {sentence: f"{', '.join(where)}: " if len(columns) > 1 else "" for sentence, where in columns.items()}
+    return [f"{place}{sentence}" for sentence, place in places.items() if sentence]
 
 
 def legend(metrics: Collection[str]) -> str:
@@ -61,7 +91,8 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
 
 def outcome_table(outcome: Outcome) -> Table:
     target = outcome.target
-    table = Table(title=f"{target.name}: {target.title} ({units(target.metrics)})", caption=legend(target.metrics))
+    title = f"{target.name}: {target.title} ({units(target.metrics)})\n{counted(outcome)}"
+    table = Table(title=title, caption=f"{legend(target.metrics)}{_reference_words(outcome)}")
     for name in _head(outcome):
         table.add_column(name, justify="left" if name in HEAD[:3] else "right")
     for line in _told(outcome):
@@ -82,7 +113,17 @@ def tells_precision(outcome: Outcome) -> bool:
 
 
 def _head(outcome: Outcome) -> tuple[str, ...]:
-    return (*HEAD, "precision") if tells_precision(outcome) else HEAD
+    theirs = ("reference",) if _has_reference(outcome) else ()
+    return (*HEAD[:-1], *theirs, HEAD[-1], *(("precision",) if tells_precision(outcome) else ()))
+
+
+def _has_reference(outcome: Outcome) -> bool:
+    return any(line.reference is not None for line in outcome.lines)
+
+
+def _reference_words(outcome: Outcome) -> str:
+    """Where the numbers of the column "reference" are from; nothing where it has none."""
+    return f"; reference: {source()}" if _has_reference(outcome) else ""
 
 
 def outcome_differences_table(outcome: Outcome) -> Table | None:
@@ -122,13 +163,13 @@ def settling(difference: Summary) -> str:
     needed = seeds_needed(difference.sd, difference.mean)
     if needed is None:
         return "no difference"
-    return f"about {_two_digits(needed):,}" if needed <= MANY_SEEDS else f"over {MANY_SEEDS:,}"
+    return _about(needed)
 
 
-def _two_digits(number: int) -> int:
+def _about(number: int) -> str:
     """Rounded up to two digits: a standard deviation from a few seeds tells no more."""
     unit = int(10 ** max(len(str(number)) - 2, 0))
-    return -(-number // unit) * unit
+    return f"about {-(-number // unit) * unit:,}" if number <= MANY_SEEDS else f"over {MANY_SEEDS:,}"
 
 
 def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
@@ -142,9 +183,15 @@ def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
         UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.{2 if line.metric in SEARCHED else 1}f}",
         _count(line, outcome.seeds),
         printed or UNDEFINED,
+        *([_reference(line)] if _has_reference(outcome) else []),
         judgement(line),
     )
     return (*cells, precision_words(line)) if tells_precision(outcome) else cells
+
+
+def _reference(line: Line) -> str:
+    theirs = line.reference
+    return UNDEFINED if theirs is None else f"{number(theirs, line.metric)} (n = {theirs.n})"
 
 
 def _count(line: Line, seeds: int) -> str:
@@ -160,10 +207,18 @@ def precision_words(line: Line) -> str:
 
 
 def judgement(line: Line) -> str:
-    """The verdict; what went stale is told beside it."""
-    if line.stale and line.judgement != "stale":
-        return f"{line.judgement} ({line.stale} stale)"
-    return line.judgement
+    """The verdict with what it needs or by how much it differs; how many results are stale."""
+    found = line.verdict
+    notes = [f"{line.stale} stale"] if line.stale and line.judgement != "stale" else []
+    if found is not None and found.word == "inconclusive":
+        needed = (
+            "the published ± alone is too wide" if found.seeds_needed is None else f"{_about(found.seeds_needed)} seeds"
+        )
+        notes.append("one run" if found.half is None else needed)
+    if found is not None and found.word == "differs" and found.half is not None:
+        unit = _unit(line.metric)
+        notes.append(f"{unit * found.difference:+.1f} ± {unit * found.half:.1f}")
+    return f"{line.judgement} ({'; '.join(notes)})" if notes else line.judgement
 
 
 def number(value: Summary, metric: str, *, sign: bool = False) -> str:
@@ -185,7 +240,8 @@ def outcome_csv(outcome: Outcome) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ["target", "row", "column", "method", "stream", "metric", "mean", "low", "high", "median", "sd", "n",
-         "published", "published_value", "published_se", "verdict", "stale", "cpu_seconds", "precision"]
+         "published", "published_value", "published_se", "reference", "verdict", "difference", "difference_half",
+         "seeds_needed", "stale", "cpu_seconds", "precision"]
     )  # fmt: skip
     for line in outcome.lines:
         ours, cell = line.ours, line.published
@@ -196,8 +252,9 @@ def outcome_csv(outcome: Outcome) -> str:
         printed = cell.number if cell is not None else None
         writer.writerow(
             [outcome.target.name, line.entry.row, line.entry.column, line.entry.method, line.entry.stream, line.metric,
-             *mean, cell.printed if cell else "", printed.value if printed else "",
-             "" if printed is None or printed.se is None else printed.se, line.judgement, line.stale,
+             *mean, cell.printed if cell else "", *(getattr(printed, name, None) for name in ("value", "se")),
+             line.reference.mean if line.reference else "", line.judgement,
+             *(getattr(line.verdict, name, None) for name in ("difference", "half", "seeds_needed")), line.stale,
              "" if line.cpu_seconds is None else f"{line.cpu_seconds:.2f}", " ".join(line.precisions)]
         )  # fmt: skip
     return text.getvalue()
@@ -218,10 +275,11 @@ def outcome_markdown(outcome: Outcome) -> str:
         [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in _told(outcome)
     ]
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
-    parts = [f"## {target.name}", f"{target.title}. {seeds} Numbers: {units(target.metrics)}."]
+    parts = [f"## {target.name}", f"**{counted(outcome)}**"]
+    parts.append(f"{target.title}. {seeds} Numbers: {units(target.metrics)}.")
     parts += [target.note] if target.note else []
     parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
-    parts += [*([PRECISION] if tells_precision(outcome) else []), *condition_words(marks)]
+    parts += [*explained(outcome), *condition_words(marks)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     return "\n\n".join(parts) + "\n"
@@ -260,8 +318,7 @@ def _short_markdown(outcome: Outcome) -> str:
     rows = [_cells(line, outcome) for line in outcome.lines if line.ours is not None]
     if not rows:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
-    parts = [markdown_table(_head(outcome), rows, right=3)]
-    parts += [PRECISION] if tells_precision(outcome) else []
+    parts = [counted(outcome), markdown_table(_head(outcome), rows, right=3), *explained(outcome)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
@@ -271,13 +328,17 @@ def _short_markdown(outcome: Outcome) -> str:
 def filled(text: str, outcomes: Sequence[Outcome]) -> str:
     """The text with what stands between ``<!-- generated: TARGET -->`` and ``<!-- end -->`` written anew."""
     for one in outcomes:
-        before, mark, rest = text.partition(f"<!-- generated: {one.target.name} -->\n")
-        if mark:
-            _, end, after = rest.partition(END)
-            if not end:
-                raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
-            text = f"{before}{mark}{_short_markdown(one)}\n{END}{after}"
+        text = between_marks(text, one.target.name, _short_markdown(one))
     return text
+
+
+def between_marks(text: str, name: str, content: str) -> str:
+    """The text with ``content`` at the mark of that name, if there is one."""
+    before, mark, rest = text.partition(f"<!-- generated: {name} -->\n")
+    _, end, after = rest.partition(END)
+    if mark and not end:
+        raise InvalidInput(f"the mark {mark.strip()} has no {END} after it; nothing is written")
+    return f"{before}{mark}{content}\n{END}{after}" if mark else text
 
 
 def command(line: Line, target: str) -> str:
@@ -288,25 +349,9 @@ def command(line: Line, target: str) -> str:
 
 def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
     """Everything as one Markdown page; ``figures`` are files, relative to it, by name (`Target.drawings`)."""
-    verdicts = _verdicts(outcomes)
-    counts = ", ".join(f"{name} {verdicts.count(name)}" for name in dict.fromkeys(sorted(verdicts)))
+    text = files("rehearse.lab.report").joinpath("assets/reproduction.md").read_text("utf-8")
     hours = _cpu_seconds(outcomes) / 3600
-    head = (
-        "# Does it replicate?\n\n"
-        "Generated from results by `rehearse reproduce` (the project's own, in `results/`, by `make reproduction`); no "
-        "number is typed by hand, no seed is left out, and misses are shown.\n\n"
-        "Ours is the mean over seeds 0, 1, … ± half its 95 % t interval, in per cent (losses in nats); "
-        "forgetting is best minus final accuracy, averaged over all tasks but the last. The verdict is `within` where "
-        "|ours − published| ≤ 1.96 √(se² + se_p²); se_p is half the published ± for experience replay and the whole of "
-        "it for generative replay, as the released program computes them. `above` and `below` say where our number "
-        "lies. A number that was printed without ± counts as exact. With few runs a verdict other than `within` says "
-        "little: where both sides measure the same, against 15 published runs, it comes up by chance 13 times of 100 "
-        "with 3 runs of ours and 9 times with 5, instead of 5.\n\n"
-        f"{SETTLING}\n\n"
-        f"Verdicts, a number that several tables repeat counted once: {counts or 'none'}. "
-        f"The runs behind this page took {hours:.1f} CPU hours.\n"
-    )
-    parts = [head]
+    parts = [text.format(summary=_summary_table(outcomes), hours=hours, settling=SETTLING)]
     for one in outcomes:
         parts.append(outcome_markdown(one))
         for name, caption in one.target.drawings.items():
@@ -316,15 +361,36 @@ def reproduction_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -
     return "\n".join(parts)
 
 
-def _verdicts(outcomes: Sequence[Outcome]) -> list[Judgement]:
-    """Of every number that is held against a published one, once, though several tables may show it."""
+def _verdicts(outcomes: Sequence[Outcome]) -> Counter[Judgement]:
+    """Count the judgements on published numbers, each number once, though several cells may show it."""
     found = {
-        (line.entry.runs, line.metric, line.published.number): line.judgement
+        (line.entry.runs, line.published.metric, line.published.number): line.judgement
         for one in outcomes
         for line in one.lines
         if line.published is not None and line.published.number is not None
     }
-    return list(found.values())
+    return Counter("not run" if judgement in NOT_RUN else judgement for judgement in found.values())
+
+
+def counted(outcome: Outcome) -> str:
+    """What a target comes to in one line: how many of its published numbers agree, differ, are inconclusive."""
+    found = _verdicts([outcome])
+    if not found:
+        run = sum(bool(runs) for runs in outcome.runs.values())
+        return f"No published numbers; {run} of {len(outcome.runs)} cells run."
+    return f"Of {found.total()} published numbers: {', '.join(f'{word} {found[word]}' for word in VERDICTS)}."
+
+
+def _summary_table(outcomes: Sequence[Outcome]) -> str:
+    """The paper's tables and figures, a line each, with the counts of their verdicts."""
+    named = {f"[{one.target.name}](#{one.target.name})": one for one in outcomes}
+    tables = {name: one for name, one in named.items() if one.target.name in PUBLISHED}
+    groups = [(name, one.target.title, [one]) for name, one in tables.items()]
+    groups += [("**all tables**", "", list(tables.values()))]
+    rows = [[name, title, *(str(_verdicts(group)[word]) for word in VERDICTS)] for name, title, group in groups]
+    figures = {name: one for name, one in named.items() if one.target.name.startswith("figure")}
+    rows += [[name, f"{one.target.title}. {counted(one)}", *4 * [UNDEFINED]] for name, one in figures.items()]
+    return markdown_table(["", "", *VERDICTS], rows, right=2)
 
 
 def _cpu_seconds(outcomes: Sequence[Outcome]) -> float:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from ..paper.conditions import seen_only
 from ..spec import Spec
 
 FIELDS = (
@@ -29,7 +28,6 @@ def rerun_command(result: Mapping[str, Any]) -> str:
     words += ["--split-seed", str(spec.split_seed)] if spec.split_seed else []
     words += ["--include-current-task"] if spec.exclude_current_task is False else []
     words += ["--task-free"] if spec.task_free else []
-    words += ["--seen-only"] if seen_only(result) else []
     for name, value in spec.options.items():
         words += ["--option", f"{name}={json.dumps(value)}"]
     return shlex.join(words)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..campaign.store import is_stale
 from ..methods import METHODS, precision_of, resolve
 from ..spec import Spec, named_specs
-from .compare import compare, low_ceilings
+from .compare import compare, flat_spec, low_ceilings, settings_that_differ
 from .runs import FinishedRun
 from .sentences import fallback_sentences
 
@@ -73,7 +73,8 @@ class Section:
     @property
     def warnings(self) -> list[str]:
         results = [run.result for row in self.rows for run in row.runs]
-        return [*low_ceilings(self.comparison), *fallback_sentences(results)]
+        differ = settings_that_differ({row.label: row.spec for row in self.rows})
+        return [*([differ] if differ else []), *low_ceilings(self.comparison), *fallback_sentences(results)]
 
     @property
     def runs(self) -> int:
@@ -147,7 +148,8 @@ def _rank(spec: Spec) -> int:
 def _labels(rows: Sequence[Sequence[FinishedRun]]) -> list[str]:
     """The name of the method, or of the spec where it has one, followed by what tells its rows apart."""
     specs = [_common(runs) for runs in rows]
-    flat, names = [_flat(spec) for spec in specs], [_names().get(spec.group, spec.method) for spec in specs]
+    specs = [dataclasses.replace(spec, seed=0) for spec in specs]
+    flat, names = [flat_spec(spec) for spec in specs], [_names().get(spec.group, spec.method) for spec in specs]
     labels = []
     for values, name in zip(flat, names, strict=True):
         rivals = [other for other, its in zip(flat, names, strict=True) if its == name]
@@ -166,13 +168,6 @@ def _names() -> dict[str, str]:
     """What the runs of named specs share, and the name."""
     known = named_specs().items()
     return {resolve(values["method"], values["stream"], values).group: name for name, values in known}
-
-
-def _flat(spec: Spec) -> dict[str, Any]:
-    values = spec.to_dict()
-    options: dict[str, Any] = values.pop("options")
-    del values["seed"]
-    return values | options
 
 
 def _word(value: Any) -> str:

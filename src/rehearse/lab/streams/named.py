@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from os import PathLike
+from typing import Any
 
 from rehearse.errors import InvalidInput
+from rehearse.lab.extensions import find
 from rehearse.lab.streams.base import Scaling, Stream, check_count
 from rehearse.lab.streams.datasets import load
 from rehearse.lab.streams.permuted import permuted_stream
@@ -19,21 +21,24 @@ class Definition:
 
     ``samples_per_task`` None is all of a task's training rows; ``validation`` is the fraction of the training
     images of each class that is set aside. ``version`` is raised by hand whenever the same options would give
-    other batches than before.
+    other batches than before. A stream of the user's own has ``make``, which takes the arguments of `make_stream` but
+    the name, and ``settings`` where those of `OWN_SETTINGS` do not suit it.
     """
 
     description: str
-    dataset: str
-    n_tasks: int
-    samples_per_task: int | None
-    validation: float
-    scaling: Scaling
+    dataset: str = ""
+    n_tasks: int = 1
+    samples_per_task: int | None = None
+    validation: float = 0.0
+    scaling: Scaling = "unit"
     permuted: bool = False
     version: int = 1
+    make: Callable[..., Stream] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 # The paper's sizes (section 4 and the appendix); split-mnist-5k is ours and stands in none of its tables.
-STREAMS: Mapping[str, Definition] = {
+STREAMS: dict[str, Definition] = {
     "split-mnist": Definition(
         "MNIST, 5 tasks of 2 digits, 1,000 images each", "mnist", 5, 1000, 0.05, "unit"
     ),
@@ -72,9 +77,12 @@ def make_stream(
     divides the classes into that many tasks (for permuted-mnist: the number of permutations). ``class_order``
     is a permutation of the labels that says which classes make which task; the labels themselves stay.
     """
-    if name not in STREAMS:
-        raise InvalidInput(f"there is no stream {name!r}; there are {', '.join(STREAMS)}")
-    known = STREAMS[name]
+    known = find(STREAMS, "stream", name)
+    if known.make is not None:
+        return known.make(
+            seed=seed, split_seed=split_seed, samples_per_task=samples_per_task, n_tasks=n_tasks or known.n_tasks,
+            batch_size=batch_size, class_order=class_order, data_dir=data_dir,
+        )  # fmt: skip
     if known.permuted and class_order is not None:
         raise InvalidInput(f"{name} has all classes in every task: class_order does not apply")
     tasks = check_count("n_tasks", known.n_tasks if n_tasks is None else n_tasks)
@@ -82,27 +90,8 @@ def make_stream(
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     dataset = load(known.dataset, data_dir, check_count("split_seed", split_seed, least=0))
+    sizes: dict[str, Any] = {"validation": known.validation, "n_tasks": tasks, "samples_per_task": count}
+    order: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "split_seed": split_seed}
     if known.permuted:
-        return permuted_stream(
-            name,
-            dataset,
-            validation=known.validation,
-            n_tasks=tasks,
-            samples_per_task=count,
-            batch_size=batch_size,
-            scaling=known.scaling,
-            seed=seed,
-            split_seed=split_seed,
-        )
-    return split_stream(
-        name,
-        dataset,
-        validation=known.validation,
-        n_tasks=tasks,
-        samples_per_task=count,
-        class_order=class_order,
-        batch_size=batch_size,
-        scaling=known.scaling,
-        seed=seed,
-        split_seed=split_seed,
-    )
+        return permuted_stream(name, dataset, scaling=known.scaling, **sizes, **order)
+    return split_stream(name, dataset, class_order=class_order, scaling=known.scaling, **sizes, **order)

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from ...checks import check_choice
 from ...errors import CheckpointError, InvalidInput
+from ...memory import Memory
 from ...network import Network
+from ...serving import FrozenNetwork
+from ...states import copied
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]
+CALIBRATION_SAMPLES: Final = 1000
 LEVELS: Final = 255  # steps between the lowest and the highest value of a byte
 
 
@@ -55,9 +59,24 @@ class Codec:
         check_choice(get_args(Statistics), statistics=statistics)
         return cls(network, network.frozen(), codes, statistics)
 
-    def renewed(self) -> Codec:
-        """Return the same with the present autoencoder; bytes need to be calibrated again."""
-        return Codec.of(self.network, self.codes, self.statistics)
+    def renewed(self, memory: Memory, sample: Tensor) -> Codec:
+        """Return the same with the present autoencoder.
+
+        Bytes cover the codes of up to 1,000 of the given samples, and of as many stored ones.
+        """
+        new = Codec(self.network, self.network.frozen(), self.codes, self.statistics)
+        if new.calibrated:
+            return new
+        stored, parts = memory.slots(), [sample[:CALIBRATION_SAMPLES]]
+        if len(stored):
+            parts.append(self.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
+        return new.calibrated_on(parts)
+
+    def frozen(self) -> Codec:
+        """Return a copy with a network of its own, which never changes."""
+        with self.network.looking("evaluation"):
+            network = FrozenNetwork(self.network, self.tensors, batch_statistics=self.statistics == "batch")
+        return replace(self, network=network, tensors=dict(network.model.named_parameters()), statistics="running")
 
     @property
     def calibrated(self) -> bool:
@@ -66,11 +85,8 @@ class Codec:
 
     def calibrated_on(self, parts: Iterable[Tensor]) -> Codec:
         """Return a codec whose bytes cover the codes of these inputs."""
-        if self.codes != "uint8":
-            return self
-        channels = [self._encoded(part).transpose(0, 1).flatten(1) for part in parts]
-        low = torch.stack([values.amin(1) for values in channels]).amin(0)
-        high = torch.stack([values.amax(1) for values in channels]).amax(0)
+        channels = torch.cat([self._encoded(part).transpose(0, 1).flatten(1) for part in parts], dim=1)
+        low, high = channels.aminmax(dim=1)
         return replace(self, low=low, step=((high - low) / LEVELS).clamp_min(torch.finfo(low.dtype).tiny))
 
     def encode(self, x: Tensor) -> Tensor:
@@ -78,13 +94,13 @@ class Codec:
         if not self.calibrated:
             raise InvalidInput("codes of 8 bits need a scale first: call begin_task or observe before")
         floats = self._encoded(x)
-        if not bool(floats.square().sum().isfinite()):  # nor would distances between codes be
+        if not _all_finite(floats.square().sum()):  # nor would distances between codes be
             raise InvalidInput("the codes of these inputs are not finite; scale the inputs down first")
         if self.codes == "uint8":
             levels = (floats - _by_channel(self.low, floats)) / _by_channel(self.step, floats)
             return levels.round_().clamp_(0, LEVELS).to(torch.uint8).cpu()
         stored = floats.to(torch.float16 if self.codes == "float16" else torch.float32)
-        if not bool(stored.isfinite().all()):
+        if not _all_finite(stored):
             raise InvalidInput("the codes of these inputs are too large for 16 bits; use codes='float32'")
         return stored.contiguous().cpu()
 
@@ -98,7 +114,8 @@ class Codec:
 
     def decode(self, floats: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return inputs from codes given as numbers; differentiable in them. Inside `looking`."""
-        return self._ask("decode", floats, dtype)
+        decoded: Tensor = self.network.ask("decode", floats, self._held(), dtype)
+        return decoded
 
     def read(self, stored: Tensor) -> Tensor:
         """Return inputs from codes as they are stored."""
@@ -116,9 +133,8 @@ class Codec:
         """Return the inputs read from the codes of inputs; as long as bytes have no scale, from codes as floats."""
         if self.calibrated:
             return self.through(x)[1]
-        codes = self._encoded(x)
         with self.looking():
-            return self.decode(codes)
+            return self.decode(self._encoded(x))
 
     def looking(self) -> AbstractContextManager[None]:
         """Set the autoencoder's twin to the mode in which codes are made and read."""
@@ -128,12 +144,7 @@ class Codec:
     def nbytes(self) -> int:
         """The bytes of the autoencoder, without which no code can be read."""
         held = [*self.tensors.values(), *([self.low, self.step] if self.codes == "uint8" else [])]
-        return sum(value.numel() * value.element_size() for value in held)
-
-    def to(self, device: torch.device | str) -> Codec:
-        """Return the codec on another device."""
-        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
-        return replace(self, tensors=tensors, low=self.low.to(device), step=self.step.to(device))
+        return sum(value.nbytes for value in held)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `loaded` takes."""
@@ -146,25 +157,23 @@ class Codec:
         Raises:
             CheckpointError: If it stores codes in another way.
         """
-        for name, own in (("codes", self.codes), ("statistics", self.statistics)):
-            if state[name] != own:
+        for name in ("codes", "statistics"):
+            if state[name] != (own := getattr(self, name)):
                 raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
         shapes, saved = ({name: t.shape for name, t in of.items()} for of in (self.tensors, state["tensors"]))
         if shapes != saved:
             raise CheckpointError("the saved codes were made by another autoencoder")
-        loaded = replace(self, tensors=dict(state["tensors"]), low=state["low"], step=state["step"])
-        return loaded.to(self.network.device)
+        device = self.network.device
+        tensors, low, step = copied(state["tensors"], device), state["low"].to(device), state["step"].to(device)
+        return replace(self, tensors=tensors, low=low, step=step)
 
     def _encoded(self, x: Tensor) -> Tensor:
         with self.looking():
-            floats = self._ask("encode", x, torch.float32)
-        check_codes(x, floats)
-        return floats
+            return encoded(self.network, x, self._held(), torch.float32)
 
-    def _ask(self, method: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-        tensors = self.tensors if self.statistics == "running" else with_own_buffers(self.network, self.tensors)
-        coded: Tensor = self.network.ask(method, x, tensors, dtype)
-        return coded
+    def _held(self) -> Mapping[str, Tensor]:
+        """Return the tensors for a pass."""
+        return self.tensors if self.statistics == "running" else with_own_buffers(self.network, self.tensors)
 
 
 def with_own_buffers(network: Network, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -173,12 +182,14 @@ def with_own_buffers(network: Network, tensors: Mapping[str, Tensor]) -> dict[st
     return {name: tensor.clone() if name in buffers else tensor for name, tensor in tensors.items()}
 
 
-def check_codes(x: Tensor, codes: Any) -> None:
-    """Check that codes of these inputs can be stored and searched."""
+def encoded(network: Network, x: Tensor, *how: Any) -> Tensor:
+    """Return the codes of inputs as floats; refuse an autoencoder whose codes cannot be stored and searched."""
+    codes = network.ask("encode", x, *how)
     if not isinstance(codes, Tensor) or not codes.is_floating_point() or codes.ndim < 2 or len(codes) != len(x):
         found = tuple(codes.shape) if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
         needed = "autoencoder.encode must return one tensor of floats, one or more numbers per sample"
         raise InvalidInput(f"{needed}; for {len(x)} inputs it returns {found}")
+    return codes
 
 
 def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
@@ -186,6 +197,11 @@ def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
     if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
         found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
         raise InvalidInput(f"autoencoder.decode returns {found} for inputs of shape {tuple(x.shape)}")
+
+
+def _all_finite(values: Tensor) -> bool:
+    """Return whether all values are finite; a program that is being exported cannot know."""
+    return torch.compiler.is_compiling() or bool(values.isfinite().all())
 
 
 def _by_channel(values: Tensor, codes: Tensor) -> Tensor:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...batch import Batch
 from ...checks import check_choice, check_positive
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
+from ...memory.rows import check_leaf
 from ...network import Network, finite
 from ...random import RandomState, borrowed, numpy_generator
 from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
-from .codec import Codec, check_codes, check_rebuilt
+from .codec import CALIBRATION_SAMPLES, Codec, check_rebuilt, encoded
 
 Refresh = Literal["epoch", "task"]
+Excluded = Tensor | int | None
+Ready = Callable[[Tensor], Tensor]
+OnStep = Callable[[int, int], None]
 BLOCK: Final = 500  # codes updated at once
-CALIBRATION_SAMPLES: Final = 1000
+COUNTS: Final = ("seed", "steps", "begun", "prepared_task", "unprepared_batches")
 
 
 @dataclass(frozen=True)
@@ -49,59 +53,6 @@ class Schedule:
         return an_epoch, an_epoch * self.epochs
 
 
-class Form(NamedTuple):
-    """Dtype and shape of an input, which its code does not show."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @classmethod
-    def of(cls, x: Tensor) -> Form:
-        """Return the form of these inputs."""
-        return cls(str(x.dtype), tuple(x.shape[1:]))
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of one input."""
-        size: int = getattr(torch, self.dtype.removeprefix("torch.")).itemsize
-        return size * math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class Coding:
-    """What is known of the codes; replaced as a whole, so that an undo needs no copy."""
-
-    codec: Codec
-    steps: int = 0
-    """Of the autoencoder's training."""
-    begun: tuple[int, int, int] | None = None
-    """The task that is prepared, its samples, the steps taken."""
-    prepared_task: int | None = None
-    """The task whose data the autoencoder has been trained on."""
-    unprepared_batches: int = 0
-    input: Form | None = None
-    """Of incoming samples."""
-
-
-class Update(NamedTuple):
-    """codes ← Encode(θ_ae; Decode(θ_ae before; codes)), computed before any is written: one of them may be invalid."""
-
-    before: Codec
-    after: Codec
-    codes: list[tuple[Tensor, Tensor]]  # slots, and their new codes
-
-    @classmethod
-    def of(cls, codec: Codec, memory: Memory, sample: Tensor) -> Update:
-        """Compute the codes that the present autoencoder gives all stored samples."""
-        new = renewed(codec, memory, sample)
-        blocks = [slots for slots in torch.split(memory.slots(), BLOCK) if len(slots)]
-        return cls(codec, new, [(slots, new.encode(codec.read(memory.get(slots).x))) for slots in blocks])
-
-    def code(self, codes: Tensor) -> Tensor:
-        """Return new codes in place of some that are not stored yet."""
-        return self.after.encode(self.before.read(codes))
-
-
 class CodedMemory:
     """Codes, what reads them, and what trains that.
 
@@ -122,16 +73,14 @@ class CodedMemory:
             seed: Of the order of samples and of the codes that are replayed.
         """
         self.memory, self.network, self.schedule, self.seed = memory, network, schedule, seed
-        self.now = Coding(codec)
+        self.codec = codec
+        self.steps = 0  # of the autoencoder's training
+        self.begun: tuple[int, int, int] | None = None  # the task that is prepared, its samples, the steps taken
+        self.prepared_task: int | None = None  # the task whose data the autoencoder has been trained on
+        self.unprepared_batches = 0
+        self.input: Tensor | None = None  # dtype and shape of one input, which its code does not show; no numbers
 
-    def prepare(
-        self,
-        x: Tensor,
-        task: int,
-        excluded: Tensor | int | None,
-        ready: Callable[[Tensor], Tensor],
-        on_step: Callable[[int, int], None] | None,
-    ) -> None:
+    def prepare(self, x: Tensor, task: int, excluded: Excluded, ready: Ready, on_step: OnStep | None) -> None:
         """Train on a task's inputs and on inputs read from codes, or resume that. Each step is atomic.
 
         Args:
@@ -141,150 +90,136 @@ class CodedMemory:
             ready: Turns inputs into the autoencoder's.
             on_step: Called after each step with the number of steps done and of all steps.
         """
+        if self.prepared_task == task:
+            return
         an_epoch, steps = self.schedule.steps(len(x))
         start = self._steps_done(task, len(x))
         changes, size = None, min(self.schedule.batch, len(x))
         for step in range(start, steps):
             epoch, number = divmod(step, an_epoch)
-            with self.network.random, all_or_nothing(self.network, self.memory, self) as commit:
-                if number == 0 or step == start:
-                    order = torch.from_numpy(self._order(len(x), epoch, task))
-                if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
-                    again, passed = changes is None and number > 0, self.network.samples_passed
-                    changes, slots = self.memory.changes, self.memory.slots(excluded)
-                    with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
-                        read = read_ahead(self.now.codec, self.memory, slots, len(x))
-                    if again:  # after an interruption, which must not count
-                        self.network.samples_passed = passed
-                self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
-                if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
-                    self.write(Update.of(self.now.codec, self.memory, ready(x[order[:CALIBRATION_SAMPLES]])))
-                done, begun = task if step + 1 == steps else None, (task, len(x), step + 1)
-                self.now = replace(self.now, begun=begun, input=Form.of(x), prepared_task=done)
-                commit(())
+            with all_or_nothing(self.network, self.memory, self) as commit:
+                with self.network.random:
+                    if number == 0 or self.memory.changes != changes:  # in ``on_step`` samples may have been removed
+                        again, passed = changes is None and number > 0, self.network.samples_passed
+                        changes, slots = self.memory.changes, self.memory.slots(excluded)
+                        order = torch.from_numpy(self._order(len(x), epoch, task))
+                        with borrowed(RandomState(self.seed, f"autoencoder, task {task}, read ahead in epoch {epoch}")):
+                            read = read_ahead(self.codec, self.memory, slots, len(x))
+                        if again:  # after an interruption, which must not count
+                            self.network.samples_passed = passed
+                    self._train(ready(x[order[number * size : (number + 1) * size]]), slots, read)
+                    if number + 1 == an_epoch and (self.schedule.refresh == "epoch" or step + 1 == steps):
+                        self.update(ready(x[order[:CALIBRATION_SAMPLES]]))
+                    self.input, self.begun = form_of(x), (task, len(x), step + 1)
+                    self.prepared_task = task if step + 1 == steps else None
+                commit()
             if on_step is not None:
                 on_step(step + 1, steps)
 
     def _steps_done(self, task: int, samples: int) -> int:
-        if self.now.begun is None or self.now.begun[0] != task:
-            return 0
-        _, before, done = self.now.begun
-        if self.now.prepared_task != task and before != samples:
+        begun, before, done = self.begun or (None, 0, 0)
+        if begun == task and before != samples:
             raise InvalidInput(f"task {task} began with {before} samples, these are {samples}; begin it with the same")
-        return self.schedule.steps(before)[1] if self.now.prepared_task == task else done
+        return done if begun == task else 0
 
     def train_on(self, x: Tensor, slots: Tensor) -> None:
         """Take as many steps as there are epochs, on a batch whose task was not prepared."""
         for _ in range(self.schedule.epochs):
             self._train(x, slots)
         if not len(self.memory):  # there is no code yet that needs an older autoencoder
-            self.now = replace(self.now, codec=renewed(self.now.codec, self.memory, x))
+            self.codec = self.codec.renewed(self.memory, x)
 
     def _train(self, x: Tensor, slots: Tensor, read: Tensor | None = None) -> None:
         """Take one step on these inputs and on inputs read from the codes at some of these slots."""
         network = self.network
         if len(slots):
-            generator = numpy_generator(self.seed, f"autoencoder, step {self.now.steps}")
+            generator = numpy_generator(self.seed, f"autoencoder, step {self.steps}")
             count = min(self.schedule.budget, len(slots))
             chosen = torch.from_numpy(generator.choice(len(slots), count, replace=False))
-            replayed = self.now.codec.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
+            replayed = self.codec.read(self.memory.get(slots[chosen]).x) if read is None else read[chosen]
             x = torch.cat([x, replayed])
         with network.training():
-            codes = network.ask("encode", x)
-            check_codes(x, codes)
-            rebuilt = network.ask("decode", codes)
+            rebuilt = network.ask("decode", encoded(network, x))
             check_rebuilt(x, rebuilt)
             loss = F.mse_loss(at_least_float32(rebuilt), x)
             finite(loss)
             gradient = network.gradient(loss)
             network.save_parameters()
             run(network.step(gradient))
-        self.now = replace(self.now, steps=self.now.steps + 1)
+        self.steps += 1
 
     def _order(self, samples: int, epoch: int, task: int) -> Any:
         """Return the order of a task's samples in an epoch."""
         return numpy_generator(self.seed, f"autoencoder, task {task}, epoch {epoch}").permutation(samples)
 
-    def update_if_due(self, x: Tensor) -> Update | None:
-        """Return new codes after 2, 4, 8, … and then every so many batches of tasks that were not prepared."""
-        batches, every = self.now.unprepared_batches + 1, self.schedule.refresh_every
-        if len(self.memory) and (batches % every == 0 or (batches < every and batches & (batches - 1) == 0)):
-            return Update.of(self.now.codec, self.memory, x)
-        return None
+    @property
+    def due(self) -> bool:
+        """Whether codes are updated now: after 2, 4, 8, … and then every so many batches that were not prepared."""
+        batches, every = self.unprepared_batches + 1, self.schedule.refresh_every
+        return batches % every == 0 or (batches < every and batches & (batches - 1) == 0)
 
-    def write(self, update: Update) -> None:
-        """Write new codes, inside `all_or_nothing`."""
-        for slots, codes in update.codes:
-            self.memory.rewrite(slots, codes)
-        self.now = replace(self.now, codec=update.after)
+    def update(self, sample: Tensor) -> None:
+        """Read every code with the codec of before and write it with the present autoencoder: `all_or_nothing`.
+
+        Args:
+            sample: Inputs to calibrate bytes on.
+        """
+        before, self.codec = self.codec, self.codec.renewed(self.memory, sample)
+        for slots in torch.split(self.memory.slots(), BLOCK):
+            if len(slots):
+                self.memory.rewrite(slots, self.codec.encode(before.read(self.memory.get(slots).x)))
+
+    def keep(self, codes: Batch, inputs: Tensor) -> None:
+        """Store codes of inputs, inside `all_or_nothing`."""
+        self.memory.keep(codes, self.memory.check(codes))
+        self.input = form_of(inputs)
 
     def check(self, x: Tensor) -> None:
         """Check that inputs have the form of those before: their codes would not show it."""
-        before, now = self.now.input, Form.of(x)
-        if before is not None and now.shape != before.shape:
-            raise InvalidInput(f"inputs of this batch have shape {now.shape}, those before had {before.shape}")
-        if before is not None and now.dtype != before.dtype:
-            raise InvalidInput(f"inputs of this batch are {now.dtype}, those before were {before.dtype}; convert them")
+        if self.input is not None:
+            check_leaf(x, self.input, "inputs")
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes of the memory with everything in it, and those of an equal memory of raw inputs."""
-        memory, image = self.memory, 0 if self.now.input is None else self.now.input.nbytes
-        code = Form.of(memory.get(memory.slots()[:1]).x).nbytes if len(memory) else 0
+        memory, image = self.memory, 0 if self.input is None else self.input.nbytes
+        code = memory.get(memory.slots()[:1]).x.nbytes if len(memory) else 0
         return {
             "codes": len(memory),
             "bytes": memory.nbytes,
             "bytes_as_inputs": memory.nbytes + len(memory) * (image - code),
             "code_bytes": code,
             "input_bytes": image,
-            "autoencoder_bytes": self.now.codec.nbytes,
+            "autoencoder_bytes": self.codec.nbytes,
         }
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the codes; the memory restores the codes themselves."""
-        return partial(setattr, self, "now", self.now)
+        return partial(vars(self).update, dict(vars(self)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but the memory."""
-        now = self.now
-        return {
+        form = self.input
+        return {name: getattr(self, name) for name in COUNTS} | {
             "autoencoder": network_state(self.network),
             "random": self.network.random.get(),
-            "seed": self.seed,
-            "codec": now.codec.state_dict(),
-            "steps": now.steps,
-            "begun": now.begun,
-            "prepared_task": now.prepared_task,
-            "unprepared_batches": now.unprepared_batches,
-            "input": None if now.input is None else tuple(now.input),
+            "codec": self.codec.state_dict(),
+            "input": None if form is None else (str(form.dtype), tuple(form.shape[1:])),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
         load_network_state(self.network, state["autoencoder"])
         self.network.random.set(state["random"])
-        self.seed = int(state["seed"])
-        self.now = Coding(
-            self.now.codec.loaded(state["codec"]),
-            int(state["steps"]),
-            None if state["begun"] is None else tuple(state["begun"]),
-            state["prepared_task"],
-            int(state["unprepared_batches"]),
-            None if state["input"] is None else Form(*state["input"]),
-        )
+        self.codec, self.input = self.codec.loaded(state["codec"]), None
+        if state["input"] is not None:
+            dtype, shape = state["input"]
+            self.input = torch.empty(1, *shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device="meta")
+        vars(self).update({name: state[name] for name in COUNTS})
 
 
-def renewed(codec: Codec, memory: Memory, sample: Tensor) -> Codec:
-    """Return the present autoencoder as a codec.
-
-    Bytes cover the codes of up to 1,000 of the given samples, and of as many stored ones.
-    """
-    new = codec.renewed()
-    if new.calibrated:
-        return new
-    stored, parts = memory.slots(), [sample[:CALIBRATION_SAMPLES]]
-    if len(stored):
-        parts.append(codec.read(memory.get(stored[:: -(-len(stored) // CALIBRATION_SAMPLES)]).x))
-    return new.calibrated_on(parts)
+def form_of(x: Tensor) -> Tensor:
+    """Return dtype and shape of one input, as a tensor without numbers."""
+    return torch.empty_like(x[:1], device="meta")
 
 
 def read_ahead(codec: Codec, memory: Memory, slots: Tensor, samples: int) -> Tensor | None:

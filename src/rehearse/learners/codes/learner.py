@@ -5,26 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_inputs, tree_parts
-from ...batchnorm import Clean
-from ...checks import check_positive, check_second, check_switches, check_task, is_number, one_tensor
+from ...batch import Batch, Step, Tree, checked_inputs, tree_map, tree_parts
+from ...checks import check_positive, check_second, check_switches, check_task, is_number
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ...latent import View
-from ...losses import as_loss, at_least_float32
+from ...latent import LatentSearch, View
+from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, VirtualStep, finite
 from ...random import RandomState, borrowed
-from ...undo import Restore, all_or_nothing, run
+from ...serving import FrozenNetwork
+from ...states import copied
+from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
-from .coded import CodedMemory, Form, Refresh, Schedule, renewed
+from .coded import CodedMemory, Refresh, Schedule
+from .rebuilt import Rebuilt
 from .search import CodeSearch, check_search
 
 
@@ -127,19 +128,18 @@ class CodeReplay(Learner):
         if not isinstance(memory, Memory):
             raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
         schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
-        check_positive(budget=budget, copies=copies, updates=updates, snapshot_every=snapshot_every)
+        check_positive(budget=budget, copies=copies, snapshot_every=snapshot_every)
         if budget % copies:
             raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
         if not is_number(replay_share) or not 0 <= replay_share <= 1:
             raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
         check_switches(autoencode_incoming=autoencode_incoming, autoencode_test=autoencode_test)
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
-        if search is not None:
-            check_search(search, budget // copies)
-        super().__init__(network, as_loss(None), memory=memory)
-        self.plain = Plain(network, self.loss, Clean(), prepare=lambda x: x)  # inputs are prepared here
+        check_search(search, budget // copies)
+        super().__init__(network, None, memory=memory, updates=updates)
+        self.plain.prepare = lambda x: x  # inputs are prepared here
         self.search = search
-        self.budget, self.copies, self.updates, self.replay_share = budget, copies, updates, replay_share
+        self.budget, self.copies, self.replay_share = budget, copies, replay_share
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
         self.autoencode_virtual = autoencode_virtual
         self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
@@ -160,77 +160,71 @@ class CodeReplay(Learner):
     @property
     def codec(self) -> Codec:
         """What reads and writes the codes now."""
-        return self.coded.now.codec
+        return self.coded.codec
 
     # --------------------------------------------------------------------------------------------- the classifier
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from the autoencoded batch and from decoded codes, then store its codes; see `Learner.observe`."""
-        incoming, memory, coded = self._accept(x, y, task, id), self.memory, self.coded
-        self._accepted_inputs(incoming.x)
-        searches = [] if self.search is None else [self.search.search]
-        with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *searches) as commit:
-            prepared = isinstance(incoming.task, int) and incoming.task == coded.now.prepared_task
-            with self.network.training():
-                batch = self._enter(incoming, prepared)
-                codes, rebuilt = coded.now.codec.through(batch.x)  # h, B̃_n
-                seen = replace(batch, x=rebuilt if self.autoencode_incoming else batch.x)
-                virtual = replace(batch, x=rebuilt if self.autoencode_virtual else batch.x)
-                stored = replace(incoming, x=codes)
-                columns = memory.check(stored)
-                update = None if prepared else coded.update_if_due(batch.x)
-                for remaining in reversed(range(self.updates)):
-                    replayed = self._retrieve(incoming, codes, virtual)  # B_M
-                    losses, gradient = self._pass_batch(seen, replayed)
-                    if remaining:
-                        self.network.save_parameters()
-                        run(self.network.step(gradient))
-                step = self.network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
-            if update is not None:
-                stored = replace(stored, x=update.code(codes))
-                coded.write(update)
-            memory.keep(stored, columns)  # M ← UpdateMemory(h)
-            batches = coded.now.unprepared_batches + (not prepared)
-            coded.now = replace(coded.now, input=Form.of(incoming.x), unprepared_batches=batches)
+        incoming, network, memory, coded = self._accept(x, y, task, id), self.network, self.memory, self.coded
+        with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *self._searches()) as commit:
+            self._check_inputs(incoming.x)
+            self._enter(incoming)
+            prepared = isinstance(incoming.task, int) and incoming.task == coded.prepared_task
+            step: Operations = ()
+            with network.training(self.updates):
+                real = Batch(self._inputs(incoming.x), incoming.y.to(self.device))
+                if not prepared:
+                    coded.train_on(real.x, memory.slots(self._excluded(incoming.task)))  # θ_ae ← Adam(MSE)
+                codes, rebuilt = self.codec.through(real.x)  # h, B̃_n
+                seen = replace(real, x=rebuilt if self.autoencode_incoming else real.x)
+                virtual = replace(real, x=rebuilt if self.autoencode_virtual else real.x)
+                for _ in range(self.updates):
+                    run(step)
+                    replayed = self._retrieve(self._excluded(incoming.task), codes, virtual)  # B_M
+                    loss, replayed_loss, gradient = self._pass_batch(seen, replayed)
+                    step = network.step(gradient)  # θ ← SGD(B̃_n ∪ B_M, α), when it is committed
+                if not prepared and coded.due and len(memory):
+                    before = self.codec
+                    coded.update(real.x)
+                    codes = self.codec.encode(before.read(codes))
+            coded.keep(replace(incoming, x=codes), incoming.x)  # M ← UpdateMemory(h)
+            coded.unprepared_batches += not prepared
             self._batches_since_snapshot += 1
-            progress = self.progress.after(incoming, self.updates)
-            commit(chain(step, map(setattr, [self], ["progress"], [progress])))
-        return Step(*losses, replayed)
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+        return Step(loss, replayed_loss, replayed)
 
     def end_task(self) -> None:
         """Take a snapshot: θ′ ← θ."""
         with self.lock:
-            if self._batches_since_snapshot:
-                self._take_snapshot()
-
-    def _enter(self, incoming: Batch, prepared: bool) -> Batch:
-        """Take a snapshot if one is due, train the autoencoder if the task was not prepared, prepare the inputs."""
-        known = isinstance(incoming.task, int)
-        begins = known and self.task is not None and incoming.task != self.task
-        if (begins if known else self._batches_since_snapshot >= self.snapshot_every) and self._batches_since_snapshot:
             self._take_snapshot()
-        x = self._inputs(incoming.x)
-        if not prepared:
-            self.coded.train_on(x, self.memory.slots(self._excluded(incoming.task)))
-        return Batch(x, incoming.y.to(self.device))
 
-    def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[tuple[float, float | None], NamedGradient]:
+    def _enter(self, incoming: Batch) -> None:
+        """Take a snapshot at the start of a task, and without tasks every ``snapshot_every`` batches."""
+        begins = self.task is not None and incoming.task != self.task
+        if begins if isinstance(incoming.task, int) else self._batches_since_snapshot >= self.snapshot_every:
+            self._take_snapshot()
+
+    def _take_snapshot(self) -> None:
+        if self._batches_since_snapshot:
+            previous = None if self.search is None else self.network.frozen()
+            run(assign(self, previous=previous, _batches_since_snapshot=0))  # at once, for an interrupt
+
+    def _pass_batch(self, seen: Batch, replayed: Batch | None) -> tuple[float, float | None, NamedGradient]:
         """Return the losses of B̃_n and B_M, and the gradient of their weighted sum."""
         n = len(seen)
         logits = self.network(seen.x if replayed is None else torch.cat([seen.x, replayed.x]))
-        loss = incoming = self.loss(logits[:n], seen, False).mean()
-        second = None
-        if replayed is not None:
-            of_replayed = self.loss(logits[n:], replayed, True).mean()
-            m, share, second = len(replayed), self.replay_share, finite(of_replayed)
-            loss = ((1 - share) * n * incoming + share * m * of_replayed) / (n + m)
-        return (finite(incoming), second), self.network.gradient(loss)
+        first = self.loss(logits[:n], seen, False).mean()
+        if replayed is None:
+            return finite(first), None, self.network.gradient(first)
+        m, share, second = len(replayed), self.replay_share, self.loss(logits[n:], replayed, True).mean()
+        loss = ((1 - share) * n * first + share * m * second) / (n + m)
+        return finite(first), finite(second), self.network.gradient(loss)
 
     # --------------------------------------------------------------------------------------------- what to replay
 
-    def _retrieve(self, incoming: Batch, codes: Tensor, virtual: Batch) -> Batch | None:
+    def _retrieve(self, excluded: Any, codes: Tensor, virtual: Batch) -> Batch | None:
         """Return B_M: stored samples with decoded inputs, or None if there are none."""
-        excluded = self._excluded(incoming.task)
         if not self.memory.eligible(excluded):
             return None
         distinct = self.budget // self.copies
@@ -238,18 +232,17 @@ class CodeReplay(Learner):
             stored = self.memory.sample(distinct, exclude_task=excluded)
         else:
             stored = self._interfered(self.search, codes, virtual, excluded, distinct)
-        replayed = self._readable(stored)
-        return replayed if self.copies == 1 else replayed.take(torch.arange(len(stored)).repeat(self.copies))
+        return self._readable(stored).take(torch.arange(len(stored)).repeat(self.copies))
 
     def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
         network = self.network
         gradient = self.plain.virtual_gradient(virtual).gradient
         with network.looking("scoring"), self.codec.looking():
-            before, after = network.twin.tensors(), network.twin.tensors() | network.look_ahead(gradient)
-            if self.previous is not None:
-                before = with_own_buffers(network, self.previous)
-            views = View.scoring(network, before), View.scoring(network, after)
+            now = network.twin.tensors()
+            before = now if self.previous is None else with_own_buffers(network, self.previous)
+            ahead = network.twin.tensors() | network.look_ahead(gradient)
+            views = View.scoring(network, before), View.scoring(network, ahead)
             try:
                 return search.retrieve(self.memory, self.codec, codes, *views, excluded, count)
             except RehearseError:
@@ -263,11 +256,6 @@ class CodeReplay(Learner):
     def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
         return task if self.exclude_current_task else None
 
-    def _take_snapshot(self) -> None:
-        if self.search is not None:
-            self.previous = self.network.frozen()
-        self._batches_since_snapshot = 0
-
     # --------------------------------------------------------------------------------------------- the autoencoder
 
     def begin_task(self, data: Batch | None, task: int, on_step: Callable[[int, int], None] | None = None) -> None:
@@ -276,8 +264,10 @@ class CodeReplay(Learner):
             check_task(data, task)
         if not data:
             return
+        x = checked_inputs(data.x)
         with self.lock:
-            self.coded.prepare(self._accepted_inputs(data.x), task, self._excluded(task), self._inputs, on_step)
+            self._check_inputs(x)
+            self.coded.prepare(x, task, self._excluded(task), self._inputs, on_step)
 
     def rebuild(self, x: Tree) -> Tensor:
         """Return inputs as they are read after they have been stored: what the classifier learns from."""
@@ -300,18 +290,14 @@ class CodeReplay(Learner):
             return found if self.search is None else found | {"search": self.search.report()}
 
     def _store_known(self, known: Batch) -> None:
-        x = self._accepted_inputs(known.x)
+        self._check_inputs(known.x)
         self._known_logits(known)  # raises if they could not be replayed
-        with borrowed(self.network.random):
-            codec, inputs = self.codec, self._inputs(x)
-            if not codec.calibrated:
-                codec = renewed(codec, self.memory, inputs)
-            codes = replace(known, x=codec.encode(inputs))
-        columns = self.memory.check(codes)
-        with all_or_nothing(self.memory, self.coded) as commit:
-            self.memory.keep(codes, columns)
-            self.coded.now = replace(self.coded.now, codec=codec, input=Form.of(x))
-            commit(map(setattr, [self], ["progress"], [self.progress._replace(kind="classes")]))
+        with all_or_nothing(self.memory, self.coded) as commit, borrowed(self.network.random):
+            inputs = self._inputs(known.x)
+            if not self.codec.calibrated:
+                self.coded.codec = self.codec.renewed(self.memory, inputs)
+            self.coded.keep(replace(known, x=self.codec.encode(inputs)), known.x)
+            commit()
 
     def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
         inputs = self._inputs(x)
@@ -320,6 +306,10 @@ class CodeReplay(Learner):
         with self.network.looking("evaluation"):
             return at_least_float32(self.network(inputs, self.network.twin.tensors()))
 
+    def _served(self) -> Rebuilt:
+        codec = self.codec.frozen() if self.autoencode_test else None
+        return Rebuilt(FrozenNetwork(self.network, {}), codec)
+
     def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
         x = self._inputs(batch.x)
         return plain.virtual_gradient(replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x))
@@ -327,36 +317,23 @@ class CodeReplay(Learner):
     def _look_ahead(self) -> tuple[VirtualStep, Layers]:
         return "sgd", "all"
 
-    def _accepted_inputs(self, x: Tree) -> Tensor:
-        """Return inputs that are one tensor, and look like those before."""
-        x = checked_inputs(x)
+    def _check_inputs(self, x: Tree) -> None:
+        """Refuse inputs that are not one tensor, or do not look like those before."""
         with borrowed(self.network.random):
-            self._inputs(x[:1] if isinstance(x, Tensor) else x)
+            self._inputs(tree_map(lambda leaf: leaf[:1], x))
         self.coded.check(x)
-        accepted: Tensor = x
-        return accepted
-
-    def _inputs(self, x: Tree) -> Tensor:
-        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, "autoencoder")
 
     # -------------------------------------------------------------------------------------------------------- state
-
-    def to(self, device: torch.device | str) -> CodeReplay:
-        """See `Learner.to`; the codec and the previous classifier move too."""
-        with self.lock:
-            super().to(device)
-            self.coded.now = replace(self.coded.now, codec=self.codec.to(device))
-            if self.previous is not None:
-                self.previous = {name: tensor.to(device) for name, tensor in self.previous.items()}
-        return self
 
     def _networks(self) -> list[Network]:
         return [self.network, self.coded.network]
 
+    def _searches(self) -> list[LatentSearch]:
+        return [] if self.search is None else [self.search.search]
+
     def snapshot(self) -> Restore:
         """Return a function that restores the previous classifier."""
-        now = {name: vars(self)[name] for name in ("previous", "_batches_since_snapshot")}
-        return partial(vars(self).update, now)
+        return partial(vars(self).update, previous=self.previous, _batches_since_snapshot=self._batches_since_snapshot)
 
     def _own_state(self) -> dict[str, Any]:
         return self.coded.state_dict() | {
@@ -370,8 +347,7 @@ class CodeReplay(Learner):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
-        previous = state["previous"]
-        self.previous = None if previous is None else {name: tensor.clone() for name, tensor in previous.items()}
+        self.previous = None if state["previous"] is None else copied(state["previous"], self.device)
         self._batches_since_snapshot = int(state["batches_since_snapshot"])
-        if self.search is not None:
-            self.search.search.load_state_dict(state["search"])
+        for search in self._searches():
+            search.load_state_dict(state["search"])

@@ -60,17 +60,16 @@ class CodeSearch:
         """Return the ``count`` stored codes nearest to where the search leads from these; random ones if it fails."""
         decode = partial(codec.decode, dtype=previous.dtype or torch.float32)
         found = self(codec.floats(codes), decode, previous, ahead)
-        if found is None:
-            return memory.sample(count, exclude_task)
-        if self.candidates is None:
-            candidates = memory.all(exclude_task)
-        else:
-            candidates = memory.sample(self.candidates, exclude_task, ordered=True)
-        near = distinct_neighbours(found, codec.floats(candidates.x), count)
-        if near is None:
+        if found is not None:
+            if self.candidates is None:
+                candidates = memory.all(exclude_task)
+            else:
+                candidates = memory.sample(self.candidates, exclude_task, ordered=True)
+            near = distinct_neighbours(found, codec.floats(candidates.x), count)
+            if near is not None:
+                return candidates.take(near)
             self.search.fallbacks += 1  # finite points, but too far out for distances to be finite
-            return memory.sample(count, exclude_task)
-        return candidates.take(near)
+        return memory.sample(count, exclude_task)
 
     def __call__(self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, ahead: View) -> Tensor | None:
         """Return where the search leads from these codes, or None if that is not finite."""
@@ -103,9 +102,9 @@ class CodeSearch:
 
 def check_search(search: object, count: int) -> None:
     """Check that a search can retrieve so many codes."""
-    if not isinstance(search, CodeSearch):
+    if not isinstance(search, CodeSearch | None):
         raise InvalidType(f"search must be a CodeSearch, or None for codes at random; this is {search!r}")
-    if search.candidates is not None and search.candidates < count:
+    if search is not None and search.candidates is not None and search.candidates < count:
         fewer = f"{search.candidates} candidates are fewer than the {count} codes to retrieve"
         raise InvalidInput(f"{fewer}; raise candidates or lower budget")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
@@ -11,23 +11,21 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_parts
-from ...checks import check_not_negative, check_positive, check_second, check_switches, one_tensor
+from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts
+from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
+from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
-from ...losses import as_loss
-from ...network import NamedGradient, Network
+from ...network import NamedGradient, Network, Tensors
 from ...random import RandomState, borrowed
-from ...states import load_network_state, network_state
-from ...undo import Operations, all_or_nothing, run
+from ...states import copied, load_network_state, network_state
+from ...undo import Operations, all_or_nothing, assign, run
 from ..base import Learner
-from .imagined import Imagined, Retrieved, check_generator, naming_the_search
 from .objectives import Objective, classifier_objective, generator_objective, soft_cross_entropy
-from .retrieval import LatentRetrieval, check_retrievals
+from .retrieval import Imagined, LatentRetrieval, Retrieved, check_generator, check_retrievals, naming_the_search
 
 EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
-Tensors = Mapping[str, Tensor]
 
 
 class Previous(NamedTuple):
@@ -48,12 +46,6 @@ class Past(NamedTuple):
     """Samples of the present task."""
     gradients: tuple[NamedGradient | None, ...] = (None, None)
     """Of the last steps of both networks, for retrievals with ``gradient="stale"``."""
-
-    def copied(self, device: torch.device | str) -> Past:
-        """Return a copy on a device."""
-        previous = None if self.previous is None else Previous(*(_copied(one, device) for one in self.previous))
-        gradients = (None if one is None else NamedGradient(_copied(one, device)) for one in self.gradients)
-        return self._replace(previous=previous, gradients=tuple(gradients))
 
 
 class GenerativeReplay(Learner):
@@ -127,20 +119,18 @@ class GenerativeReplay(Learner):
             InvalidType: If an argument is of the wrong type.
         """
         shared: dict[str, Any] = {"precision": precision, "clip": clip, "random": RandomState(seed)}
-        super().__init__(Network(classifier, optimizer, prepare=prepare, **shared), as_loss(None))
+        super().__init__(Network(classifier, optimizer, prepare=prepare, **shared), None, updates=updates)
         self.generator_network = Network(generator, generator_optimizer, name="generator", **shared)
         check_second(generator, "generator", ("latent", "encode", "decode", "loss"))
         check_retrievals(classifier_retrieval, generator_retrieval)
         check_switches(reuse=reuse)
-        check_positive(memories=memories, updates=updates, warmup=warmup, snapshot_every=snapshot_every)
+        check_positive(memories=memories, warmup=warmup, snapshot_every=snapshot_every, latent=generator.latent)
         check_not_negative(replay_weight=replay_weight, beta=beta)
-        check_positive(latent=generator.latent)
         self.latent: int = generator.latent  # type: ignore[assignment]
         self.classifier_retrieval, self.generator_retrieval = classifier_retrieval, generator_retrieval
-        self.memories, self.updates, self.replay_weight, self.reuse = memories, updates, replay_weight, reuse
+        self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
-        self._generator_checked = False  # on samples of the stream, when the first are there
 
     @property
     def generator(self) -> nn.Module:
@@ -160,22 +150,20 @@ class GenerativeReplay(Learner):
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id)
         with self.lock, all_or_nothing(*self._networks(), *self._searches()) as commit:
-            with self.network.training(), self.generator_network.training():
+            operations: Operations = ()
+            with self.network.training(self.updates), self.generator_network.training(self.updates):
                 batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
-                operations: Operations = ()
-                for network in () if self.reuse else self._networks():
-                    network.save_parameters()  # only the last round's steps are committed
                 for updates in [self.updates] if self.reuse else [1] * self.updates:
                     run(operations)
-                    for_classifier = self._retrieve_for_classifier(batch, past)  # B_C, Eq. 2
-                    for_generator = self._retrieve_for_generator(batch, past)  # B_G, Eq. 3
-                    with naming_the_search(past.previous is not None and bool(self._retrievals())):
+                    for_classifier = self._retrieve(batch, past, labeled=True)  # B_C, Eq. 2
+                    for_generator = self._retrieve(batch, past, labeled=False)  # B_G, Eq. 3
+                    with naming_the_search(past.previous is not None and bool(self._searches())):
                         first = self._update_classifier(batch, for_classifier, updates)  # θ ← SGD(B_n ∪ B_C, α)
                         second = self._update_generator(batch, for_generator, updates, past)  # φ, γ ← SGD(B_n ∪ B_G, α)
                     operations = chain(first.operations, second.operations)
                     past = past._replace(gradients=self._stale(first, second))
-            progress, past = self.progress.after(incoming, self.updates), past._replace(batches=past.batches + 1)
-            commit(chain(operations, map(setattr, [self, self], ["progress", "past"], [progress, past])))
+            past = past._replace(batches=past.batches + 1)
+            commit(operations, assign(self, progress=self.progress.after(incoming, self.updates), past=past))
         if for_classifier is None:
             return Step(first.losses[0])
         _, loss, replayed_loss = first.losses
@@ -186,36 +174,32 @@ class GenerativeReplay(Learner):
     def end_task(self) -> None:
         """Take a snapshot: θ′, φ′, γ′ ← θ, φ, γ."""
         with self.lock:
-            if self.past.batches:
-                self.past = self._taken(self.past)
+            self.past = self._taken(self.past)
 
     def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
         incoming = super()._accept(x, y, task, id)
-        with self.lock, borrowed(self.network.random):
-            first = self._inputs(incoming.x[:2] if isinstance(incoming.x, Tensor) else incoming.x)
-            if not self._generator_checked:
-                with self._looking():
-                    check_generator(self.generator_network, first, self.latent, searched=bool(self._retrievals()))
-                self._generator_checked = True
+        if not self.progress.samples:
+            with self._looking(), borrowed(self.network.random):
+                first = self._inputs(tree_map(lambda leaf: leaf[:2], incoming.x))
+                check_generator(self.generator_network, first, self.latent, searched=bool(self._searches()))
         return incoming
 
     def _prepared(self, incoming: Batch) -> Batch:
-        return Batch(self._inputs(incoming.x), incoming.y.to(self.device))
-
-    def _inputs(self, x: Tree) -> Tensor:
-        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, "generator")
+        return Batch(self._inputs(incoming.x), incoming.y.to(self.network.device))
 
     # --------------------------------------------------------------------------------------------------- the past
 
     def _entered(self, incoming: Batch) -> Past:
         """Return the past as this batch finds it: with a new snapshot if one is due."""
         past, known = self.past, isinstance(incoming.task, int)
-        begins = known and incoming.task != self.task
-        due = begins and self.task is not None if known else past.batches >= self.snapshot_every
-        past = self._taken(past) if due and past.batches else past
+        begins = known and incoming.task != self.progress.task
+        due = begins and self.progress.task is not None if known else past.batches >= self.snapshot_every
+        past = self._taken(past) if due else past
         return past._replace(samples=len(incoming) + (0 if begins else past.samples))
 
     def _taken(self, past: Past) -> Past:
+        if not past.batches:
+            return past  # nothing has been learned since
         return past._replace(previous=Previous(self.network.frozen(), self.generator_network.frozen()), batches=0)
 
     def _beta(self, past: Past) -> float:
@@ -228,51 +212,38 @@ class GenerativeReplay(Learner):
 
     # --------------------------------------------------------------------------------------------------- retrieval
 
-    def _retrieve_for_classifier(self, batch: Batch, past: Past) -> Imagined | None:
-        """Return B_C: the points where θᵛ departs most from θ′ (Eq. 2), decoded and labeled."""
+    def _for_classifier(self, retrieval: LatentRetrieval, batch: Batch, past: Past, previous: Previous) -> Objective:
+        """Return Eq. 2: how far θᵛ departs from θ′."""
         network = self.network
+        gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
+        tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
+        decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
+        return classifier_objective(retrieval.coefficients, decoder, before, retrieval.view_ahead(network, gradient))
 
-        def objective(retrieval: LatentRetrieval, previous: Previous) -> Objective:
-            gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
-            tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
-            decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
-            ahead = retrieval.view_ahead(network, gradient)
-            return classifier_objective(retrieval.coefficients, decoder, before, ahead)
-
-        return self._retrieve(self.classifier_retrieval, objective, batch, past.previous, labeled=True)
-
-    def _retrieve_for_generator(self, batch: Batch, past: Past) -> Imagined | None:
-        """Return B_G: the points where φᵛ, γᵛ depart most from φ′, γ′ (Eq. 3), decoded."""
+    def _for_generator(self, retrieval: LatentRetrieval, batch: Batch, past: Past, previous: Previous) -> Objective:
+        """Return Eq. 3: how far φᵛ, γᵛ depart from φ′, γ′."""
         network = self.generator_network
+        gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
+        if retrieval.reference == "current":
+            previous = Previous(self.network.twin.tensors(), network.twin.tensors())
+        classifier, before = View.scoring(self.network, previous.classifier), View.scoring(network, previous.generator)
+        ahead = retrieval.view_ahead(network, gradient)
+        return generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
 
-        def objective(retrieval: LatentRetrieval, previous: Previous) -> Objective:
-            gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
-            now = Previous(self.network.twin.tensors(), network.twin.tensors())
-            tensors = previous if retrieval.reference == "snapshot" else now
-            classifier = View.scoring(self.network, tensors.classifier)
-            before, ahead = View.scoring(network, tensors.generator), retrieval.view_ahead(network, gradient)
-            return generator_objective(retrieval.coefficients, classifier, before, ahead, retrieval.decode)
-
-        return self._retrieve(self.generator_retrieval, objective, batch, past.previous, labeled=False)
-
-    def _retrieve(
-        self,
-        retrieval: LatentRetrieval | None,
-        objective: Callable[[LatentRetrieval, Previous], Objective],
-        batch: Batch,
-        previous: Previous | None,
-        labeled: bool,
-    ) -> Imagined | None:
+    def _retrieve(self, batch: Batch, past: Past, *, labeled: bool) -> Imagined | None:
         """Return X′ = g_γ′(z) with y_pre = f_θ′(X′), for points z of high objective or of the prior."""
+        previous = past.previous
         if previous is None:
             return None
+        retrieval = self.classifier_retrieval if labeled else self.generator_retrieval
         count, interference = self.memories * len(batch), None
         with self.network.looking("evaluation"), self.generator_network.looking("evaluation"):
             if retrieval is None:
                 z = self._prior(count)
             else:
+                equation = self._for_classifier if labeled else self._for_generator
                 start = self._prior if retrieval.init == "prior" else partial(self._codes, previous, batch.x)
-                z, interference = retrieval(objective(retrieval, previous), count, start, self._prior)
+                z, interference = retrieval(equation(retrieval, batch, past, previous), count, start, self._prior)
                 if not labeled and not retrieval.coefficients.reconstruction:
                     for times in (1, 1, retrieval.ranking, retrieval.ranking):  # draws kept by decision 0021
                         self._prior(times * count)
@@ -287,7 +258,7 @@ class GenerativeReplay(Learner):
         return mean.repeat(turns, 1) + (0.5 * log_variance).exp().repeat(turns, 1) * self._prior(points)
 
     def _prior(self, points: int) -> Tensor:
-        like = next(self.generator.parameters())
+        like = next(self.generator_network.model.parameters())
         return torch.randn(points, self.latent, device=like.device, dtype=like.dtype)
 
     # ----------------------------------------------------------------------------------------------------- updates
@@ -310,10 +281,9 @@ class GenerativeReplay(Learner):
         n = len(batch)
 
         def objective(bound: Elbo) -> list[Tensor]:
-            first = self._mean_bound(past, [values[:n] for values in bound])
-            if replayed is None:
-                return [first]
-            return [first + self.replay_weight * self._mean_bound(past, [values[n:] for values in bound])]
+            each = Elbo(*bound).total(self._beta(past))
+            first = each[:n].mean()
+            return [first if replayed is None else first + self.replay_weight * each[n:].mean()]
 
         return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
 
@@ -356,7 +326,7 @@ class GenerativeReplay(Learner):
                 undo.callback(search.snapshot())
             batch = self._prepared(checked_batch(x, y))
             past = self.past._replace(samples=self.past.samples + len(batch))
-            found = self._retrieve_for_classifier(batch, past), self._retrieve_for_generator(batch, past)
+            found = self._retrieve(batch, past, labeled=True), self._retrieve(batch, past, labeled=False)
         both = zip(found, (self.classifier_retrieval, self.generator_retrieval), strict=True)
         # Samples whose search starts from the incoming ones stay in their order, each below its own.
         ranked = [one.ranked() if one and own and own.init == "prior" else one for one, own in both]
@@ -369,20 +339,10 @@ class GenerativeReplay(Learner):
 
     # --------------------------------------------------------------------------------------------------------- state
 
-    def grow(self, classes: int) -> int:
-        """See `Learner.grow`; a stale gradient of the head before does not fit any more."""
-        with self.lock:
-            added = super().grow(classes)
-            if added:
-                self.past = self.past._replace(gradients=(None, self.past.gradients[1]))
-            return added
-
-    def to(self, device: torch.device | str) -> GenerativeReplay:
-        """See `Learner.to`; the previous networks move too."""
-        with self.lock:
-            super().to(device)
-            self.past = self.past.copied(device)
-        return self
+    def _grow_with(self, grown: Growth) -> Operations:
+        """A stale gradient of the head before does not fit any more."""
+        past = self.past._replace(gradients=(None, self.past.gradients[1])) if grown.added else self.past
+        return assign(self, past=past)
 
     def _networks(self) -> list[Network]:
         return [self.network, self.generator_network]
@@ -409,8 +369,11 @@ class GenerativeReplay(Learner):
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         load_network_state(self.generator_network, state["generator"])
-        batches, samples = map(int, state["counts"])
-        self.past = Past(state["previous"], batches, samples, state["gradients"]).copied(self.device)
+        copy = partial(copied, device=self.device)
+        previous = None if state["previous"] is None else Previous(*map(copy, state["previous"]))
+        gradients = [None if one is None else NamedGradient(copy(one)) for one in state["gradients"]]
+        batches, samples = state["counts"]
+        self.past = Past(previous, batches, samples, tuple(gradients))
         for name, retrieval in self._retrievals().items():
             retrieval.search.load_state_dict(state["retrievals"][name])
 
@@ -423,7 +386,3 @@ def _joined(batch: Batch, replayed: Imagined | None) -> Tensor:
         own, imagined = tuple(x.shape[1:]), tuple(replayed.x.shape[1:])
         raise InvalidInput(f"inputs of this batch have shape {own} per sample, those of the generator {imagined}")
     return torch.cat([x, replayed.x])
-
-
-def _copied(tensors: Tensors, device: torch.device | str) -> dict[str, Tensor]:
-    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
@@ -17,7 +17,7 @@ from ...losses import at_least_float32
 from ...random import RandomState, borrowed
 
 Decode = Literal["own", "previous"]
-Terms = Callable[[Tensor, Iterable[str]], dict[str, Tensor]]
+Terms = dict[str, Tensor]
 # Searches per measured one, if measuring takes passes of its own. It divides no round number of batches, so that no
 # batch of a task is measured more often than others.
 MEASURED_EVERY: Final = 7
@@ -92,10 +92,10 @@ class Objective:
     """
 
     coefficients: Coefficients
-    terms: Terms
+    terms: Callable[[Tensor, Iterable[str]], Terms]
     interference: tuple[str, ...]
     measured_every: int = 1
-    first: dict[str, Tensor] | None = None
+    first: Terms | None = None
 
     def __call__(self, z: Tensor) -> Tensor:
         """Return the objective of all points, as one number."""
@@ -113,27 +113,26 @@ class Objective:
             total = total + weight * found[name]
         return total - self.coefficients.shell * shell(z) if self.coefficients.shell else total
 
-    def measure(self, z: Tensor, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """Return interference and entropy of each point, whatever their weights; known terms are not computed again."""
-        return self._measured(z, self.interference, known or {})
-
-    def judge(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same with no more passes than a step of the search: possibly without terms of weight 0."""
-        weights = self.coefficients.weights()
-        parts = [name for name in self.interference if self.measured_every == 1 or weights[name]]
-        return self._measured(z, parts, {})
-
     @torch.no_grad()
-    def _measured(self, z: Tensor, parts: Sequence[str], known: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        missing = [name for name in (*parts, "entropy") if name not in known]
-        found = {**known, **(self.terms(z, missing) if missing else {})}
+    def measure(self, z: Tensor, known: Terms | None = None, *, whole: bool = True) -> tuple[Tensor, Tensor]:
+        """Return interference and entropy of each point.
+
+        Args:
+            z: The points.
+            known: Terms of these points that need not be computed again.
+            whole: Whether terms of weight 0 count even if they take passes that a step of the search does not need.
+        """
+        weights, found = self.coefficients.weights(), dict(known or {})
+        parts = [name for name in self.interference if whole or self.measured_every == 1 or weights[name]]
+        missing = [name for name in (*parts, "entropy") if name not in found]
+        found |= self.terms(z, missing) if missing else {}
         return sum((found[name] for name in parts), torch.zeros_like(found["entropy"])), found["entropy"]
 
 
 def classifier_objective(coefficients: Coefficients, generator: View, reference: View, ahead: View) -> Objective:
     """Return Eq. 2: KL(y_pre ‖ ŷ) − α H(y_pre), with y_pre = f_θ′(g(z)) and ŷ = f_θᵛ(g(z))."""
 
-    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+    def terms(z: Tensor, wanted: Iterable[str]) -> Terms:
         x = generator.decode(z)
         log_pre = reference.classify(x)
         found = {"entropy": entropy(log_pre)}
@@ -159,9 +158,9 @@ def generator_objective(
         with borrowed(noise):
             return network.loss(x)
 
-    def terms(z: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
+    def terms(z: Tensor, wanted: Iterable[str]) -> Terms:
         x = reference.decode(z)
-        found: dict[str, Tensor] = {}
+        found: Terms = {}
         if "reconstruction" in wanted:
             after, before = judged(ahead, ahead.decode(z) if decode == "own" else x), judged(reference, x)
             found = {"kl": after.kl - before.kl, "reconstruction": after.reconstruction - before.reconstruction}

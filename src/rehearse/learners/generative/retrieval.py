@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ...checks import check_choice, check_positive, is_number
-from ...errors import InvalidInput, InvalidType
+from ...errors import InvalidInput, InvalidType, NotFinite
 from ...latent import LatentSearch, View
 from ...network import NamedGradient, Network, VirtualStep
 from .objectives import Coefficients, Decode, Objective
 
 MEASURES: Final = ("interference_before", "entropy_before", "interference_after", "entropy_after")
+
+
+class Imagined(NamedTuple):
+    """Samples of a generator, the previous classifier's probabilities, and the interference if it was measured."""
+
+    x: Tensor
+    probabilities: Tensor
+    interference: Tensor | None = None
+
+    def ranked(self) -> Imagined:
+        """Return the same samples, the most interfered first."""
+        if self.interference is None:
+            return self
+        interference, order = self.interference.sort(descending=True, stable=True)
+        return Imagined(self.x[order], self.probabilities[order], interference)
+
+
+class Retrieved(NamedTuple):
+    """What a step replays, as the networks see it: Figures 2 and 3."""
+
+    incoming: Tensor
+    classifier: Tensor | None
+    generator: Tensor | None
 
 
 @dataclass
@@ -82,26 +106,21 @@ class LatentRetrieval:
         measured = self.search.searches % objective.measured_every == 0
         first = start(count * self.ranking)
         found = self.search(objective, first) if self.ranking == 1 else self._best(objective, first, count)
-        after = None if found is None else objective.judge(found)
-        if after is not None and not all(bool(values.isfinite().all()) for values in after):
-            self.search.fallbacks += 1  # finite points, but so far out that the networks' outputs are not
-            after = None
-        if found is None or after is None:
-            z = plain(count)
-            return z, objective.judge(z)[0]
-        if measured:
-            before = objective.measure(first, objective.first)
-            self.search.note([*before, *(after if objective.measured_every == 1 else objective.measure(found))])
-        return found, after[0]
+        if found is not None:
+            after = objective.measure(found, whole=False)
+            if self.search.usable(*after):  # finite points may be so far out that the networks' outputs are not
+                if measured:
+                    whole = after if objective.measured_every == 1 else objective.measure(found)
+                    self.search.note([*objective.measure(first, objective.first), *whole])
+                return found, after[0]
+        found = plain(count)
+        return found, objective.measure(found, whole=False)[0]
 
     def _best(self, objective: Objective, points: Tensor, count: int) -> Tensor | None:
         with torch.no_grad():
             scores = objective.scores(points)
         self.search.searches += 1
-        if bool(scores.isfinite().all()):
-            return points[scores.topk(count).indices]
-        self.search.fallbacks += 1
-        return None
+        return points[scores.topk(count).indices] if self.search.usable(scores) else None
 
     def report(self) -> dict[str, Any]:
         """Return counts of searches and fallbacks, and mean interference and entropy before and after a search.
@@ -109,6 +128,18 @@ class LatentRetrieval:
         The means are over searches that were measured in full and did not fall back.
         """
         return self.search.report(MEASURES)
+
+
+@contextlib.contextmanager
+def naming_the_search(searched: bool) -> Iterator[None]:
+    """Say in errors of samples that a search found that it may be the cause."""
+    try:
+        yield
+    except NotFinite as problem:
+        if not searched:
+            raise
+        hint = "some of these samples were found by a search in latent space: if it goes too far, lower its step_size"
+        raise NotFinite(f"{problem}; {hint}") from problem
 
 
 def check_retrievals(for_classifier: Any, for_generator: Any) -> None:
@@ -120,3 +151,36 @@ def check_retrievals(for_classifier: Any, for_generator: Any) -> None:
         raise InvalidInput("a classifier reconstructs nothing: the coefficient reconstruction is the generator's alone")
     if for_classifier is not None and for_generator is not None and for_classifier.search is for_generator.search:
         raise InvalidInput("classifier and generator need a retrieval and a search each: they count what they find")
+
+
+def check_generator(network: Network, x: Tensor, latent: int, *, searched: bool) -> None:
+    """Check that a generator does with these samples what `rehearse.latent.Generator` says.
+
+    Args:
+        network: The generator.
+        x: Prepared inputs.
+        latent: The size of z.
+        searched: Whether its decoder must pass a gradient on to z.
+    """
+    with network.looking("evaluation"):
+        tensors = network.twin.tensors()
+        codes = network.ask("encode", x, tensors)
+        if not _are_two(codes, (len(x), latent)):
+            shape = len(x), latent
+            raise InvalidInput(f"generator.encode must return a tuple of a mean and a log-variance of shape {shape}")
+        with torch.enable_grad():
+            decoded = network.ask("decode", codes[0].detach().requires_grad_(), tensors)
+        if not isinstance(decoded, Tensor) or decoded.shape != x.shape:
+            found = tuple(decoded.shape) if isinstance(decoded, Tensor) else type(decoded).__name__
+            raise InvalidInput(f"generator.decode returns {found}; inputs have shape {tuple(x.shape)}")
+        if not bool(decoded.isfinite().all()):
+            raise InvalidInput("generator.decode returns numbers that are not finite")
+        if searched and not decoded.requires_grad:
+            raise InvalidInput("generator.decode passes no gradient on to z, so there is nothing to search by")
+        if not _are_two(network.ask("loss", x, tensors), (len(x),)):
+            raise InvalidInput("generator.loss must return a tuple of reconstruction and KL, one value per sample")
+
+
+def _are_two(values: Any, shape: tuple[int, ...]) -> bool:
+    pair = isinstance(values, tuple) and len(values) == 2
+    return pair and all(isinstance(value, Tensor) and value.shape == shape for value in values)

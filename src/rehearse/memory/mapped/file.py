@@ -11,13 +11,12 @@ failure, pages that the system wrote out of order are found by the digests and r
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import mmap
 import os
 import shutil
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -27,170 +26,180 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...batch import Tree
+from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from .header import FIXED, PAGE, Header, counter, lock, opened, release
-from .journal import CHUNK, FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
+from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync, write_at
+from ..changes import Changes
+from ..index import Slots, in_parts
+from .header import FIXED, PAGE, Header
+from .journal import FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
 from .layout import Layout
 
 RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the system keeps its own cache of it
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
-
-Slots = NDArray[np.int64]
+CHUNK: Final = 4096  # rows or records handled at once
+NO_ROWS: Final = np.zeros((0, 0), dtype=np.uint8)
 
 
 class MappedFile:
     """Room for ``capacity`` samples in the file ``path``; its journals are beside it, ``path.N.undo``."""
 
-    _layout: Layout  # this, and all that is mapped, from `start` or `restore` on
-    _raw: Tensor
+    _header: Header  # this, and all that is mapped, from `start` or `restore` on
+    _layout: Layout
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], capacity: int, changes: Changes) -> None:
         """Name the file; it is opened when it is first needed."""
-        self.path, self.capacity = Path(path).absolute(), capacity
-        self.digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 if it holds nothing
+        if not isinstance(path, str | os.PathLike):
+            raise InvalidType(f"path is {path!r}; it must be the name of a file")
+        self.path, self.capacity, self._changes = Path(path).absolute(), capacity, changes
+        self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 if it holds nothing
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
-        self._moved = False
+        self._journal: Journal | None = None  # of the last checkpoint of this history
+        self._rows: Bytes = NO_ROWS
         self._resident = 0
-        self._generation = 0  # the last checkpoint of this history
-        self._last = self._confirmed = 0  # the last of all that were ever tried, and the last that is known to be safe
-        self._name = b""
-        self._rows: Bytes = np.zeros((0, 0), dtype=np.uint8)
         self._close: Callable[[], object] | None = None
 
     # ------------------------------------------------------------------------------------------------- the file
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is mapped."""
-        return self._close is not None
-
-    def check_start(self) -> None:
-        """Refuse a place where no new file can be started; changes nothing."""
+    def start(self, x: Tree, columns: dict[str, Tensor]) -> tuple[Tree, dict[str, Tensor]]:
+        """Lay out a new file for samples that look like these, unless there are samples in this place."""
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
-            with opened(self.path) as descriptor:
-                lock(descriptor, self.path)
-                if Header.read(descriptor, self.path).confirmed:
-                    raise InvalidInput(
-                        f"{self.path} holds the samples of an earlier run: load its checkpoint to resume, or delete "
-                        "the file to start over"
-                    )
+            descriptor, header = self._locked()
+            os.close(descriptor)
+            if header.confirmed:
+                raise InvalidInput(
+                    f"{self.path} holds the samples of an earlier run: load its checkpoint to resume, or delete the "
+                    "file to start over"
+                )
         elif generations(self.path):
             raise InvalidInput(f"{self.path} is gone, its journals are not: delete {self.path}.*.undo to start over")
-
-    def start(self, x: Tree, columns: dict[str, Tensor]) -> tuple[Tree, dict[str, Tensor]]:
-        """Lay out a new file for samples that look like these."""
-        self.check_start()
         layout = Layout.of(x, columns)
         header = Header(layout.text, self.capacity, os.urandom(16))
         size = header.size + self.capacity * layout.row_bytes
-        temporary = self.path.with_name(f"{self.path.name}.new")
+        self._changes.add(self._discard)
         try:
-            with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:
+            remove_unfinished(self.path)
+            with replacing(self.path, mode=0o600) as file:
                 if shutil.disk_usage(self.path.parent).free < size:
-                    raise OSError(28, "no space left on the disk")
-                # Reserved now, because a mapped page that finds the disk full kills the process.
-                (os.ftruncate if sys.platform != "linux" else _reserve)(descriptor, size)
-                os.pwrite(descriptor, header.content(), 0)
-                os.fsync(descriptor)
-            for generation in generations(self.path):  # of a run that was killed before its first checkpoint was safe
-                journal_path(self.path, generation).unlink()
-            os.replace(temporary, self.path)
+                    raise OSError(errno.ENOSPC, "no space left on the disk")
+                reserve(file.fileno(), size)
+                file.write(header.content())
+                for generation in generations(self.path):  # of a run that was killed before its first save was done
+                    journal_path(self.path, generation).unlink()
         except OSError as problem:
-            temporary.unlink(missing_ok=True)
             raise InvalidInput(
                 f"cannot create {self.path} ({size:,} bytes for {self.capacity:,} samples): {problem.strerror}"
             ) from problem
         self._open()
-        return self._layout.views(self._raw)
+        return self._layout.views(self._rows)
 
     def close(self) -> None:
         """Close the file; what it holds stays there."""
-        self._rows = np.zeros((0, 0), dtype=np.uint8)
-        self._raw = torch.from_numpy(self._rows)
+        self._rows = NO_ROWS
         if self._close is not None:
             self._close()
         self._close = None
 
-    def discard(self) -> None:
+    def _discard(self) -> None:
         """Close the file and delete it: nothing was stored in it after all."""
-        self.close()
-        self.path.unlink()
+        if self._close is not None:
+            self.close()
+            self.path.unlink()
 
     def _open(self) -> None:
-        descriptor = os.open(self.path, os.O_RDWR)
+        descriptor, header = self._locked()
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, release, descriptor, self._process)
+        layout, found = Layout(header.layout), os.fstat(descriptor).st_size
+        size = header.size + self.capacity * layout.row_bytes
+        if header.capacity != self.capacity or found < size:
+            raise CheckpointError(
+                f"{self.path} is made for {header.capacity} samples and has {found} bytes; this memory needs "
+                f"{self.capacity} samples, {size} bytes"
+            )
+        self._descriptor, self._header, self._layout = descriptor, header, layout
+        self._map = mmap.mmap(descriptor, size)
+        self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
+        self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
+
+    def _locked(self) -> tuple[int, Header]:
+        """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
-            lock(descriptor, self.path)
-            header = Header.read(descriptor, self.path)
-            layout = Layout(header.layout)
-            size, found = header.size + self.capacity * layout.row_bytes, os.fstat(descriptor).st_size
-            if header.capacity != self.capacity or found < size:
-                raise CheckpointError(
-                    f"{self.path} is made for {header.capacity} samples and has {found} bytes; this memory needs "
-                    f"{self.capacity} samples, {size} bytes"
-                )
-            mapped = mmap.mmap(descriptor, size)
-            mapped.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
-            self._map, self._descriptor, self._close = mapped, descriptor, weakref.finalize(self, release, descriptor)
+            descriptor = os.open(self.path, os.O_RDWR)
+        except OSError as problem:
+            raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
+        try:
+            if lock(descriptor):
+                return descriptor, Header.read(descriptor, self.path)
+            raise InvalidInput(
+                f"{self.path} is in use by another memory, here or in another process; close it first (memory.close())"
+            )
         except BaseException:
-            if self._close is None:
-                os.close(descriptor)
+            os.close(descriptor)
             raise
-        self._name, self._layout = header.name, layout
-        self._last, self._confirmed = header.last, header.confirmed
-        rows = np.frombuffer(mapped, dtype=np.uint8, offset=header.size, count=self.capacity * layout.row_bytes)
-        self._rows = rows.reshape(self.capacity, layout.row_bytes)
-        self._raw = torch.from_numpy(self._rows)
+
+    def check_process(self) -> None:
+        """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
+        if self._close is not None and self._process != os.getpid():
+            raise InvalidInput(
+                f"{self.path} is in use by process {self._process}, of which this one is a copy: let the child use a "
+                "predictor (learner.predictor()), or a learner with a file of its own"
+            )
 
     # ------------------------------------------------------------------------------------------------ overwriting
 
-    @contextlib.contextmanager
-    def overwriting(self, slots: Slots) -> Iterator[None]:
-        """Surround every write: journal what is overwritten for the first time, then take the new digests."""
-        self._journal_held(ROW, slots)
+    def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
+        """Write samples, or of those that are there the inputs alone, after journaling what they overwrite."""
+        rows = self._rows[slots]
+        tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._layout.views(rows))
+        self._keep(ROW, slots)
+        self._write(slots, rows, [_digest(row) for row in rows])
         self.passed(len(slots))
-        yield
-        for slot in slots:
-            self.digests[slot] = _digest(self._rows[slot])
+
+    def erase(self, slots: Slots) -> None:
+        """Overwrite samples for good: loading a checkpoint will not bring them back."""
+        self._keep(FORGOTTEN, slots)
+        self._write(slots, 0, 0)
+
+    def _write(self, slots: Slots, rows: Bytes | int, digests: Any) -> None:
+        overwrite(self._rows, slots, rows)
+        self._digests[slots] = digests
 
     def passed(self, rows: int) -> None:
         """Count the rows that were touched, and release pages now and then, so that the process stays small."""
+        self.check_process()
         self._resident += rows * (self._layout.row_bytes + AROUND)
         if self._resident > RESIDENT:
             self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was written stays written
             self._resident = 0
 
-    def erase(self, slots: Slots) -> None:
-        """Overwrite samples for good: loading a checkpoint will not bring them back."""
-        self._journal_held(FORGOTTEN, slots)
-        self._rows[slots] = 0
-        self.digests[slots] = 0
-
     def erase_past(self, doomed: Callable[[Tree, dict[str, Tensor]], Tensor]) -> None:
         """Overwrite samples that are in the journals, if ``doomed`` returns true for them."""
+        self.check_process()
         for journal in self._journals():
-            for records in journal.chunks(self.capacity):
+            for records in in_parts(journal.records(self.capacity), CHUNK):
                 held = np.flatnonzero(kinds_of(records) == ROW)
                 if len(held):
-                    rows = torch.from_numpy(np.ascontiguousarray(records["row"][held]))
-                    journal.forget(records, held[doomed(*self._layout.views(rows)).numpy()])
-            journal.sync()
+                    journal.forget(records, held[doomed(*self._layout.views(records["row"][held])).numpy()])
+            sync(journal.path)
 
     def sync(self) -> None:
         """Write everything to the disk."""
-        if self.is_open:
-            self._map.flush()
-            os.fsync(self._descriptor)
+        self.check_process()
+        self._map.flush()
+        os.fsync(self._descriptor)
 
-    def _journal_held(self, kind: int, slots: Slots) -> None:
-        self._moved = True
+    def _keep(self, kind: np.uint64, slots: Slots) -> None:
+        """Note what is in the slots, and journal what they held at the last checkpoint, unless that was done."""
+        self.check_process()
+        self._changes.add(self._write, slots, self._rows[slots], self._digests[slots])
         fresh = slots[~self._touched[slots]]
-        held = fresh[self.digests[fresh] != 0]
-        if self._generation and len(held):
+        held = fresh[self._digests[fresh] != 0]
+        if self._journal is not None and len(held):
             try:
-                self._journal(self._generation).append(kind, held, self._rows[held] if kind == ROW else None)
+                self._journal.append(kind, held, self._rows[held] if kind == ROW else 0)
             except OSError as problem:
                 raise CheckpointError(
                     f"cannot write the journal of {self.path}: {problem.strerror}; the samples were not overwritten"
@@ -201,127 +210,107 @@ class MappedFile:
 
     def checkpoint(self) -> dict[str, Any]:
         """Return a generation to come back to, and what there is to be found then."""
-        if self._moved or not self._generation:
+        self.check_process()
+        header, journal = self._header, self._journal
+        if journal is None or self._touched.any():
             self.sync()
-            self._last += 1
+            header.last += 1
             self._write_counter()
-            self._journal(self._last).create()
-            self._generation, self._moved = self._last, False
-            self._touched[:] = False
-        digests = torch.from_numpy(self.digests.view(np.int64).copy())
-        names = {"file": self._name.hex(), "generation": self._generation, "layout": self._layout.text}
-        return {**names, "digests": digests}
+            journal = self._begin(self._journal_of(header.last))
+        names = {"file": header.name.hex(), "generation": journal.generation, "layout": header.layout}
+        return names | {"digests": torch.from_numpy(self._digests.view(np.int64).copy())}
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this checkpoint is safe: no older one will be loaded."""
-        self._confirmed = max(self._confirmed, int(state["generation"]))
+        self.check_process()
+        self._header.confirmed = max(self._header.confirmed, int(state["generation"]))
         self._write_counter()
         for journal in self._journals():
             if journal.generation < state["generation"]:
-                journal.delete()
+                journal.path.unlink(missing_ok=True)
 
     def _write_counter(self) -> None:
-        os.pwrite(self._descriptor, counter(self._last, self._confirmed), FIXED.size)
+        write_at(self._descriptor, self._header.counter(), FIXED.size)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
 
-        Everything is checked before anything is changed.
+        Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
+        again.
         """
-        opened_here = not self.is_open
-        if opened_here:
-            if not self.path.exists():
-                raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
-            self._open()
+        self.check_process()
+        if not self.path.exists():
+            raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
+        was_open = self._close is not None
         try:
-            plan = self._plan(state, occupied)
+            if not was_open:
+                self._open()
+            forgotten = self._go_back(self._journals_since(state), state["digests"].numpy().view(np.uint64), occupied)
         except BaseException:
-            if opened_here:
+            if not was_open:
                 self.close()
             raise
-        forgotten = np.flatnonzero(plan.forgotten)
-        self._go_back(plan, forgotten, int(state["generation"]))
-        self.digests[:] = 0
-        self.digests[occupied] = state["digests"].numpy().view(np.uint64)[occupied]
-        self.digests[forgotten] = 0
-        return (*self._layout.views(self._raw), forgotten)
+        return (*self._layout.views(self._rows), forgotten)
 
-    def _plan(self, state: dict[str, Any], occupied: Slots) -> _Plan:
-        """Find where each row of the checkpoint is, and compare it with its digest."""
-        generation, live = int(state["generation"]), generations(self.path)
-        if bytes.fromhex(state["file"]) != self._name or state["layout"] != self._layout.text:
+    def _journals_since(self, state: dict[str, Any]) -> list[Journal]:
+        """Return the journal of a checkpoint and the later ones."""
+        if bytes.fromhex(state["file"]) != self._header.name or state["layout"] != self._header.layout:
             raise CheckpointError(f"{self.path} holds the samples of another memory than the saved one")
+        live, generation = generations(self.path), int(state["generation"])
         if generation not in live:
             raise CheckpointError(
                 f"{self.path} cannot go back to checkpoint {generation} (it can to: {live or 'none'}): a later one "
                 "was saved over it, or an earlier one was loaded and continued"
             )
-        plan = _Plan(self.capacity)
-        for number in reversed([g for g in live if g >= generation]):  # the oldest record of a slot has the last word
-            plan.add(number, self._journal(number).records(self.capacity))
-        wanted = state["digests"].numpy().view(np.uint64)
-        checked = occupied[~plan.forgotten[occupied]].tolist()
-        bad = [slot for slot in checked if _digest(plan.row(slot, self._rows)) != wanted[slot]]
+        return self._journals(generation)
+
+    def _go_back(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> Slots:
+        """Find where each row of the checkpoint is, compare it with its digest, and rewrite file and journals."""
+        sources, forgotten = [self._rows], np.zeros(self.capacity, dtype=bool)
+        source, place = np.zeros(self.capacity, dtype=np.int64), np.arange(self.capacity)
+        for journal in reversed(journals):  # the oldest record of a slot has the last word
+            records = journal.records(self.capacity)
+            slots = np.asarray(records["slot"])
+            source[slots], place[slots] = len(sources), np.arange(len(slots))
+            forgotten[slots] = kinds_of(records) == FORGOTTEN
+            sources.append(np.asarray(records["row"]))
+        kept = occupied[~forgotten[occupied]]
+        bad = [slot for slot in kept.tolist() if _digest(sources[source[slot]][place[slot]]) != wanted[slot]]
         if bad:
             raise CheckpointError(
                 f"{len(bad)} samples in {self.path} are not those that were saved (the first in slot {bad[0]}): the "
                 "file or its journal is damaged or was altered"
             )
-        return plan
-
-    def _go_back(self, plan: _Plan, forgotten: Slots, generation: int) -> None:
-        """Rewrite the file and the journals. Killed anywhere in here, the same checkpoint can be restored again."""
-        plan.write(self._rows)
-        self._rows[forgotten] = 0
+        self._digests[:] = 0
+        self._digests[kept] = wanted[kept]
+        for slot in kept[source[kept] > 0].tolist():
+            overwrite(self._rows, slot, sources[source[slot]][place[slot]])
+        overwrite(self._rows, forgotten, 0)
         self.sync()
-        journal = self._journal(generation)
-        journal.append(FORGOTTEN, forgotten)
-        journal.sync()
-        for later in reversed([g for g in generations(self.path) if g > generation]):
-            self._journal(later).delete()
+        (first, *later), gone = journals, np.flatnonzero(forgotten)
+        first.append(FORGOTTEN, gone)
+        sync(first.path)
+        for journal in reversed(later):
+            journal.path.unlink()
+        self._begin(first, gone)
+        return gone
+
+    def _begin(self, journal: Journal, forgotten: Slots | tuple[()] = ()) -> Journal:
+        """Start the journal of a checkpoint, from which slots are missing already."""
         journal.create(forgotten)
         self._touched[:] = False
-        self._generation, self._moved = generation, False
+        self._journal = journal
+        return journal
 
-    def _journal(self, generation: int) -> Journal:
-        return Journal(self.path, self._name, generation, self._layout.row_bytes)
+    def _journal_of(self, generation: int) -> Journal:
+        return Journal(self.path, self._header.name, generation, self._layout.row_bytes)
 
-    def _journals(self) -> list[Journal]:
-        return [self._journal(generation) for generation in generations(self.path)] if self.is_open else []
+    def _journals(self, first: int = 0) -> list[Journal]:
+        return [self._journal_of(generation) for generation in generations(self.path) if generation >= first]
 
     def __reduce__(self) -> NoReturn:
         raise InvalidType("a memory in a file cannot be copied or pickled; use rehearse.save and rehearse.load")
 
 
-class _Plan:
-    """For every slot the record that restores it, if the journals have one."""
-
-    def __init__(self, capacity: int) -> None:
-        self.forgotten = np.zeros(capacity, dtype=bool)
-        self._from = np.zeros(capacity, dtype=np.int64)  # generation of the record, 0 where the file itself is right
-        self._record = np.zeros(capacity, dtype=np.int64)
-        self._records: dict[int, Any] = {}
-
-    def add(self, generation: int, records: Any) -> None:
-        slots = np.asarray(records["slot"])
-        self._records[generation] = records
-        self._from[slots], self._record[slots] = generation, np.arange(len(slots))
-        self.forgotten[slots] = kinds_of(records) == FORGOTTEN
-
-    def row(self, slot: int, rows: Bytes) -> Bytes:
-        generation = self._from[slot]
-        return rows[slot] if generation == 0 else np.asarray(self._records[generation]["row"][self._record[slot]])
-
-    def write(self, rows: Bytes) -> None:
-        for generation, records in self._records.items():
-            slots = np.flatnonzero((self._from == generation) & ~self.forgotten)
-            for some in np.split(slots, range(CHUNK, len(slots), CHUNK)):
-                rows[some] = records["row"][self._record[some]]
-
-
 def _digest(row: Bytes) -> int:
     return int.from_bytes(blake2b(row.data, digest_size=8).digest(), "little") or 1
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    os.posix_fallocate(descriptor, 0, size)

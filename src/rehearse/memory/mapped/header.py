@@ -1,17 +1,15 @@
-"""The header of a file of samples, and the lock on the file."""
+"""The header of a file of samples."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...errors import CheckpointError, InvalidInput
+from ...errors import CheckpointError
 
 MAGIC: Final = b"REHROWS\0"
 VERSION: Final = 1
@@ -20,21 +18,31 @@ COUNTER: Final = struct.Struct("<QQI")  # the last generation given out, the las
 PAGE: Final = 4096
 
 
+@dataclass
 class Header:
     """What comes before the rows: the layout, the file's own name, and the count of its checkpoints."""
 
-    def __init__(self, layout: str, capacity: int, name: bytes, last: int = 0, confirmed: int = 0) -> None:
-        """Describe a file; ``size`` is where its rows begin."""
-        self.layout, self.capacity, self.name = layout, capacity, name
-        self.last, self.confirmed = last, confirmed
-        self.size = -(-(FIXED.size + COUNTER.size + len(layout.encode())) // PAGE) * PAGE
+    layout: str
+    capacity: int
+    name: bytes
+    last: int = 0  # of all checkpoints that were ever tried
+    confirmed: int = 0  # the last that is known to be safe
+
+    @property
+    def size(self) -> int:
+        """Where the rows begin."""
+        return -(-(FIXED.size + COUNTER.size + len(self.layout.encode())) // PAGE) * PAGE
 
     def content(self) -> bytes:
         """Return the header as bytes."""
         text = self.layout.encode()
         checksum = zlib.crc32(text + self.name + struct.pack("<IQ", VERSION, self.capacity))
         fixed = FIXED.pack(MAGIC, VERSION, len(text), self.capacity, self.name, checksum)
-        return fixed + counter(self.last, self.confirmed) + text
+        return fixed + self.counter() + text
+
+    def counter(self) -> bytes:
+        """Return the count of checkpoints as bytes, which are at ``FIXED.size``."""
+        return COUNTER.pack(self.last, self.confirmed, zlib.crc32(struct.pack("<QQ", self.last, self.confirmed)))
 
     @classmethod
     def read(cls, descriptor: int, path: Path) -> Header:
@@ -51,37 +59,3 @@ class Header:
         if header.content() != content + text:
             raise CheckpointError(f"the header of {path} is damaged")
         return header
-
-
-def counter(last: int, confirmed: int) -> bytes:
-    """Return the counters of checkpoints as bytes."""
-    return COUNTER.pack(last, confirmed, zlib.crc32(struct.pack("<QQ", last, confirmed)))
-
-
-@contextlib.contextmanager
-def opened(path: Path, flags: int = os.O_RDWR) -> Iterator[int]:
-    """Open a file for the block."""
-    try:
-        descriptor = os.open(path, flags, 0o600)
-    except OSError as problem:
-        raise InvalidInput(f"cannot open {path}: {problem.strerror}") from problem
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def lock(descriptor: int, path: Path) -> None:
-    """Lock the file: two memories that write to one file would undo each other."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as problem:
-        raise InvalidInput(
-            f"{path} is in use by another memory, here or in another process; close it first (memory.close())"
-        ) from problem
-
-
-def release(descriptor: int) -> None:
-    """Unlock and close the file."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # the mapping has a copy of the descriptor and may live a little longer
-    os.close(descriptor)

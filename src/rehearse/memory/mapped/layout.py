@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...batch import Tree, tree_map
+from .journal import Bytes
 
 WORD: Final = 8  # bytes; every column starts at a multiple, so that any dtype can be viewed in place
 
@@ -37,8 +38,9 @@ class Layout:
         described = _describe(tree_map(leaf, x)), {name: {"leaf": leaf(column)} for name, column in columns.items()}
         return cls(json.dumps({"row_bytes": offset, "x": described[0], "columns": described[1]}, sort_keys=True))
 
-    def views(self, raw: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+    def views(self, rows: Bytes) -> tuple[Tree, dict[str, Tensor]]:
         """Return the columns of rows given as bytes, without copying."""
+        raw = torch.from_numpy(rows)
 
         def leaf(dtype_name: str, shape: list[int], offset: int) -> Tensor:
             dtype: torch.dtype = getattr(torch, dtype_name)
