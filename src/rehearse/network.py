@@ -90,9 +90,8 @@ class Network:
         self.samples_passed = 0
         install = kernels()
         self.twin, trains = Twin(model, install), install is not None and torch.bfloat16 in self.precision
-        self._trained = (
-            Twin(model, install, shared=True) if trains else None
-        )  # compiled kernels train this copy in bfloat16
+        # In bfloat16 compiled kernels train this copy.
+        self._trained = Twin(model, install, shared=True) if trains else None
         self._saved: list[Restore] = []
         self.least_outputs = outputs(model)
 
@@ -158,7 +157,7 @@ class Network:
         arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         dtype = dtype or self.precision.training
         try:
-            with FULL if dtype == torch.float32 else reduced(self.device.type, dtype):
+            with FULL if dtype == torch.float32 else reduced(tree_leaves(x)[0].device.type, dtype):
                 return (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
         except RehearseError:
             raise

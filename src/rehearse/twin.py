@@ -51,7 +51,7 @@ class Twin:
         self.modules: list[nn.Module] = []
         self._live: list[nn.Module] = []  # the model's, in the same order
         self._watched: list[Any] = []  # all dicts of the model's modules, and the keys of their buffers
-        self._known: list[Any] = [None]  # the same, as they were when it was copied: never
+        self._known: list[Any] = [None]  # the same, as they were when it was copied; it is not yet
         self._places: list[Place] = []
         self.has_batchnorm = False
 

@@ -9,7 +9,7 @@ thin matrices. Two gradients are added by stacking their rows, and a layer after
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from operator import call
@@ -176,10 +176,10 @@ def _chain(model: nn.Module, flat: bool) -> list[nn.Linear]:
         model: Linear layers with ReLUs between them, in `nn.Sequential` containers.
         flat: Whether the inputs have two dimensions; if not, the model must begin with `nn.Flatten`.
     """
-    if watched(model):
+    modules, container = list(model.modules()), nn.Sequential.forward
+    if watched(modules):
         return []
-    container = nn.Sequential.forward
-    parts = [module for module in model.modules() if type(module).forward is not container]
+    parts = [module for module in modules if type(module).forward is not container]
     if parts and type(parts[0]) is nn.Flatten and (parts[0].start_dim, parts[0].end_dim) == (1, -1):
         flat, parts = True, parts[1:]
     linears = [own for own in parts[::2] if type(own) is nn.Linear and own._parameters.get("bias") is not None]
@@ -188,7 +188,7 @@ def _chain(model: nn.Module, flat: bool) -> list[nn.Linear]:
     return linears if chain and flat else []
 
 
-def watched(model: nn.Module) -> bool:
-    """Return whether hooks or a replaced ``forward`` see, or change, what a module of the model computes."""
-    held = [vars(module) for module in model.modules()]
-    return any(GLOBAL_HOOKS) or any("forward" in own or any(own[hook] for hook in HOOKS) for own in held)
+def watched(modules: Iterable[nn.Module]) -> bool:
+    """Return whether hooks or a replaced ``forward`` see, or change, what one of the modules computes."""
+    held = [vars(module) for module in modules]
+    return any(GLOBAL_HOOKS) or any("forward" in own or any(map(own.get, HOOKS)) for own in held)

@@ -101,7 +101,8 @@ def repeated_batch(network: Network, x: Tree) -> RepeatedBatch | None:
     trained = any(parameter is weight for parameter, _ in network.trainable().values())
     fits = x.shape[1] == weight.shape[1] and x.dtype == weight.dtype and len(x) < weight.shape[1]
     subclass = isinstance(model.first, nn.Linear) and type(model.first) is not nn.Linear
-    if watched(model) or subclass or weight._backward_hooks or not isinstance(model.first.bias, Tensor):
+    hooked = watched(network.model.modules()) or bool(weight._backward_hooks)
+    if hooked or subclass or not isinstance(model.first.bias, Tensor):
         return None
     return RepeatedBatch(network, model, x) if trained and fits else None
 
