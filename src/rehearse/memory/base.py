@@ -96,8 +96,7 @@ class Memory(ABC):
         """Refuse a batch that could not be added; changes nothing. Returns what `keep` needs beside the batch."""
         self._check_policy(batch)
         n = len(batch)
-        arrived = torch.arange(self.seen, self.seen + n)
-        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: arrived}
+        stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
         for name, values in {**batch.columns, **columns}.items():
             if name in RESERVED:
                 raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
@@ -142,8 +141,9 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, of, x = torch.from_numpy(taken), torch.from_numpy(kept), batch.x
+            where, x = torch.from_numpy(taken), batch.x
             if len(kept) < len(batch):
+                of = torch.from_numpy(kept)
                 x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())

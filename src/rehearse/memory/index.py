@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Collection
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -62,12 +64,11 @@ class TaskIndex:
         shuffles a population of at most 10,000 or 50 n: the time is that of the sample, not of the memory.
         """
         lists = [members for task, members in self.lists.items() if task not in excluded]
-        ends = np.cumsum([len(members) for members in lists], dtype=np.int64)
-        population = int(ends[-1]) if lists else 0
-        ranks = generator.choice(population, min(n, population), replace=False)
-        of = ends.searchsorted(ranks, side="right")
-        from_end = ranks - ends[of]
-        drawn = [lists[number][place] for number, place in zip(of.tolist(), from_end.tolist(), strict=True)]
+        ends = list(accumulate(map(len, lists)))
+        population = ends[-1] if lists else 0
+        ranks = generator.choice(population, min(n, population), replace=False).tolist()
+        numbers = [bisect_right(ends, rank) for rank in ranks]
+        drawn = [lists[number][rank - ends[number]] for number, rank in zip(numbers, ranks, strict=True)]
         return np.array(drawn, dtype=np.int64)
 
     def _append(self, task: int, slots: Slots) -> None:
