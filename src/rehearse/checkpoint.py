@@ -28,10 +28,7 @@ MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
 HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, to tell another version from damage
 LEARNER: Final = "learner"
-OLDER: Final = (
-    "was written by an earlier version of rehearse, and this one cannot read it: load it with that version, or build "
-    "a new learner around the model and refill its memory with learner.remember()"
-)
+OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
 
 def save(learner: Learner, path: str | os.PathLike[str]) -> None:

@@ -45,10 +45,8 @@ class Diagnosis:
         groups = self.y if name == "class" else self.task
         if groups.ndim != 1 or groups.is_floating_point():
             raise InvalidInput("these targets are no class labels; group by 'task', or use y and interference yourself")
-        return {
-            int(group): (int((groups == group).sum()), float(self.interference[groups == group].mean()))
-            for group in torch.unique(groups)
-        }
+        found = {int(group): self.interference[groups == group] for group in torch.unique(groups)}
+        return {group: (len(scores), float(scores.mean())) for group, scores in found.items()}
 
 
 def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: int | None) -> Tensor:

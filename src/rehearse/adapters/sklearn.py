@@ -144,9 +144,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _announced(self, classes: Any, y: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
         announced = np.unique(np.asarray(classes))
-        missing = np.setdiff1d(y, announced)
-        if not first:
-            missing = np.setdiff1d(missing, self.classes_)
+        missing = np.setdiff1d(y, announced if first else np.union1d(announced, self.classes_))
         if len(missing):
             raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
         return announced
