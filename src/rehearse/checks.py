@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
-from .errors import InvalidInput, InvalidType, RehearseError
+from .errors import InvalidInput, InvalidType
 from .memory import TaskRingMemory
 
 
@@ -76,30 +76,28 @@ def is_whole(value: Any) -> bool:
 
 
 def check_positive(**numbers: Any) -> None:
-    _check(numbers, lambda number: is_whole(number) and number >= 1, "a positive whole number")
+    _each(numbers, lambda number: is_whole(number) and number >= 1, "a positive whole number")
 
 
 def check_not_negative(**numbers: Any) -> None:
-    _check(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
+    _each(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
 
 
 def check_coefficients(**weights: Any) -> None:
-    _check(weights, lambda weight: is_number(weight) and math.isfinite(weight), "a finite number")
+    _each(weights, lambda weight: is_number(weight) and math.isfinite(weight), "a finite number")
 
 
 def check_choice(known: Iterable[str], **values: Any) -> None:
-    _check(values, lambda value: isinstance(value, str) and value in known, f"one of {', '.join(known)}")
+    _each(values, lambda value: isinstance(value, str) and value in known, f"one of {', '.join(known)}")
 
 
 def check_switches(**switches: Any) -> None:
-    _check(switches, lambda switch: isinstance(switch, bool), "True or False", InvalidType)
+    _each(switches, lambda switch: isinstance(switch, bool), "True or False", InvalidType)
 
 
-def _check(
-    values: dict[str, Any], fits: Callable[[Any], bool], what: str, error: type[RehearseError] = InvalidInput
-) -> None:
+def _each(values: dict[str, Any], ok: Callable[[Any], bool], what: str, error: type[Exception] = InvalidInput) -> None:
     for name, value in values.items():
-        if not fits(value):
+        if not ok(value):
             raise error(f"{name} is {value!r}; it must be {what}")
 
 
@@ -122,9 +120,8 @@ def check_budget(budget: Any, model: nn.Module) -> None:
     """Check how many samples are replayed in a pass of their own."""
     check_positive(budget=budget)
     if budget == 1 and needs_two_samples(model):
-        raise InvalidInput(
-            "budget is 1: a lone sample has no variance for BatchNorm1d; replay at least 2 (or batchnorm='joint')"
-        )
+        lone = "a lone sample has no variance for BatchNorm1d"
+        raise InvalidInput(f"budget is 1, and {lone}: replay at least 2 (or let them pass with batchnorm='joint')")
 
 
 def check_rings(memory: Any) -> None:

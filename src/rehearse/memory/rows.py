@@ -39,11 +39,9 @@ class Rows:
         """Refuse samples that do not look like the stored ones."""
         if self.x is not None and columns.keys() != self.columns.keys():  # ids alone may come later
             if columns.keys() != self.columns.keys() | {ID}:
-                held, given = sorted(self.columns), sorted(columns)
-                raise InvalidInput(f"the memory has the columns {held}, this batch has {given}; give the same ones")
+                raise InvalidInput(f"this batch has the columns {sorted(columns)}; all need {sorted(self.columns)}")
             if self.file is not None:
-                need = "give ids from the first batch on (None for samples that have none), or start another file"
-                raise InvalidInput(f"{self.file.path} keeps its columns, and was laid out without ids: {need}")
+                raise InvalidInput(f"{self.file.path} was laid out without ids; give none, or start another file")
         self.check_alike(x, columns)
 
     def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:

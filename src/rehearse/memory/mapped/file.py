@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync, write_at
+from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -218,7 +218,7 @@ class MappedFile:
                 journal.path.unlink(missing_ok=True)
 
     def _write_counter(self) -> None:
-        write_at(self._descriptor, self._header.counter(), FIXED.size)
+        os.pwrite(self._descriptor, self._header.counter(), FIXED.size)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
