@@ -191,7 +191,7 @@ class Memory(ABC):
     def _at(self, slots: Tensor) -> Batch:
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add samples before retrieving any")
-        return _as_batch(*self._rows.read(slots), slots=slots)
+        return _as_batch(*self._rows.read(slots), slots)
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""

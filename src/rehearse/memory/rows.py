@@ -101,11 +101,12 @@ class Rows:
         for held in self.leaves():
             self._changes.note(held, slots)
 
-    def read(self, slots: Tensor) -> Tree:
+    def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         """Return the samples at these slots: the inputs, and all columns."""
         if self.file is not None:
             self.file.passed(len(slots))
-        return tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        x, columns = tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        return x, columns
 
     def _zeros_like(self, samples: Tensor) -> Tensor:
         """Return a column of zeros; numpy's take no room before they are written, torch's do."""
