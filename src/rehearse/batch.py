@@ -193,13 +193,11 @@ def task_column(task: Tensor | int | None, samples: int) -> Tensor:
 def _checked_inputs(x: Tree, name: str) -> Tree:
     if isinstance(x, list) and any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x):
         x = tuple(x)
-    if not isinstance(x, (tuple, list, Mapping)):
-        return _checked_leaf(x, name)
-    if not x:
+    if isinstance(x, (tuple, list, Mapping)) and not x:
         raise InvalidInput(f"{name} is empty")
     if isinstance(x, tuple):
         return tuple(_checked_inputs(part, f"{name}[{i}]") for i, part in enumerate(x))
-    if isinstance(x, list):
+    if not isinstance(x, Mapping):
         return _checked_leaf(x, name)
     for key in x:
         if not isinstance(key, str):

@@ -28,10 +28,7 @@ MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
 HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, to tell another version from damage
 LEARNER: Final = "learner"
-OLDER: Final = (
-    "was written by an earlier version of rehearse, and this one cannot read it: load it with that version, or build "
-    "a new learner around the model and refill its memory with learner.remember()"
-)
+OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
 
 def save(learner: Learner, path: str | os.PathLike[str]) -> None:
@@ -79,8 +76,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
             file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
             file.write(payload)
     except OSError as problem:
-        reason = problem.strerror or problem
-        raise CheckpointError(f"cannot write {path}: {reason}; what was there before is untouched") from problem
+        raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}; what was there stays") from problem
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -31,30 +31,21 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     for part, module in model.named_modules():
         what = f"part {part!r} of the {name}" if part else f"the {name}"
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            raise InvalidType(
-                f"{what} is wrapped in {type(module).__name__}, whose copies a learner would train apart; pass the "
-                f"module inside: {name if not part else f'{name}.{part}'}.module"
-            )
+            inside = ".".join(filter(None, [name, part, "module"]))
+            raise InvalidType(f"{what} is wrapped in {type(module).__name__}; pass the module inside: {inside}")
         if isinstance(module, torch.jit.ScriptModule):
-            raise InvalidType(
-                f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module, and export what "
-                "was learned with learner.predictor().module()"
-            )
+            raise InvalidType(f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput("LBFGS evaluates the loss several times a step; a stream needs SGD, Adam or the like")
     own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
-        raise InvalidInput(
-            f"the optimizer{whose} holds no trainable parameter of this {name}; build it from {name}.parameters()"
-        )
+        raise InvalidInput(f"the optimizer{whose} holds no trainable parameter; build it from {name}.parameters()")
     hooked = [part for part, parameter in model.named_parameters() if parameter._post_accumulate_grad_hooks]
     if hooked:
-        raise InvalidInput(
-            f"parameter {hooked[0]!r} of the {name} has a hook of register_post_accumulate_grad_hook, which never "
-            "runs: gradients are not accumulated in .grad; use clip, or register_hook"
-        )
+        never = f"a post_accumulate_grad_hook on {hooked[0]!r} of the {name} never runs: nothing accumulates in .grad"
+        raise InvalidInput(f"{never}; use clip, or register_hook")
     if clip is not None and not (is_number(clip) and clip > 0):
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
     if prepare is not None and not callable(prepare):
@@ -65,10 +56,8 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
     """Check that a second network beside the classifier has the methods that it needs."""
     lacking = [part for part in needs if not hasattr(network, part)]
     if lacking:
-        raise InvalidType(
-            f"the {name} is a {type(network).__name__}, which lacks {' and '.join(lacking)} "
-            f"(see rehearse.latent.{name.capitalize()})"
-        )
+        what, protocol = f"the {name} is a {type(network).__name__}", f"rehearse.latent.{name.capitalize()}"
+        raise InvalidType(f"{what}, which lacks {' and '.join(lacking)} (see {protocol})")
 
 
 def one_tensor(x: Any, name: str) -> Tensor:
@@ -82,44 +71,44 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_positive(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, Integral) or number < 1:
-            raise InvalidInput(f"{name} is {number!r}; it must be a positive whole number")
-
-
-def check_choice(known: Iterable[str], **values: Any) -> None:
-    for name, value in values.items():
-        if not isinstance(value, str) or value not in known:
-            raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-
-
-def check_switches(**switches: Any) -> None:
-    for name, switch in switches.items():
-        if not isinstance(switch, bool):
-            raise InvalidType(f"{name} is {switch!r}; it must be True or False")
+    _each(numbers, lambda number: is_whole(number) and number >= 1, "a positive whole number")
 
 
 def check_not_negative(**numbers: Any) -> None:
-    for name, number in numbers.items():
-        if not is_number(number) or not 0 <= number < math.inf:
-            raise InvalidInput(f"{name} is {number!r}; it must be a number that is not negative")
+    _each(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
+
+
+def check_coefficients(**weights: Any) -> None:
+    _each(weights, lambda weight: is_number(weight) and math.isfinite(weight), "a finite number")
+
+
+def check_choice(known: Iterable[str], **values: Any) -> None:
+    _each(values, lambda value: isinstance(value, str) and value in known, f"one of {', '.join(known)}")
+
+
+def check_switches(**switches: Any) -> None:
+    _each(switches, lambda switch: isinstance(switch, bool), "True or False", InvalidType)
+
+
+def _each(values: dict[str, Any], ok: Callable[[Any], bool], what: str, error: type[Exception] = InvalidInput) -> None:
+    for name, value in values.items():
+        if not ok(value):
+            raise error(f"{name} is {value!r}; it must be {what}")
 
 
 def check_task(data: Any, task: Any) -> None:
     """Of a task that begins: all of its rows, and its number."""
     if not isinstance(data, Batch):
         raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
-    if isinstance(task, bool) or not isinstance(task, Integral) or task < 0:
+    if not is_whole(task) or task < 0:
         raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
     if isinstance(data.task, Integral) and data.task != task:
         raise InvalidInput(f"task {task} begins, and its rows are of task {data.task}")
-
-
-def check_coefficients(**weights: Any) -> None:
-    for name, weight in weights.items():
-        if not is_number(weight) or not math.isfinite(weight):
-            raise InvalidInput(f"the coefficient {name} is {weight!r}; it must be a finite number")
 
 
 def needs_two_samples(model: nn.Module) -> bool:
@@ -131,10 +120,8 @@ def check_budget(budget: Any, model: nn.Module) -> None:
     """Check how many samples are replayed in a pass of their own."""
     check_positive(budget=budget)
     if budget == 1 and needs_two_samples(model):
-        raise InvalidInput(
-            "budget is 1, and a lone sample has no variance for the model's BatchNorm1d: replay at least 2 samples "
-            "(or let them pass with the incoming ones: Replay(..., batchnorm='joint'))"
-        )
+        lone = "a lone sample has no variance for BatchNorm1d"
+        raise InvalidInput(f"budget is 1, and {lone}: replay at least 2 (or let them pass with batchnorm='joint')")
 
 
 def check_rings(memory: Any) -> None:

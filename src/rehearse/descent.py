@@ -72,9 +72,8 @@ def descend(
     Raises:
         NotFinite: If a loss or a gradient is not finite.
     """
-    offered = offers("DESCENTS", network.model) if updates > 1 and method == "forward" else []
-    found: list[PlainDescent | None] = [offer(network, x) for offer in offered]
-    descent = next(filter(None, found), PlainDescent(network, x, method))
+    fast = offers("DESCENTS", network.model) if updates > 1 and method == "forward" else []
+    descent: PlainDescent = next(filter(None, [offer(network, x) for offer in fast]), PlainDescent(network, x, method))
     operations: Operations = ()
     for _ in range(updates):
         run(operations)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_positive
+from .checks import check_choice, check_positive
 from .errors import InvalidInput
 from .memory import Memory
 from .random import numpy_generator
@@ -40,15 +40,12 @@ class Diagnosis:
         Raises:
             InvalidInput: If ``name`` is neither, or the targets are not class labels.
         """
-        if name not in ("class", "task"):
-            raise InvalidInput(f"samples are grouped by 'class' or 'task', not by {name!r}")
+        check_choice(("class", "task"), name=name)
         groups = self.y if name == "class" else self.task
         if groups.ndim != 1 or groups.is_floating_point():
             raise InvalidInput("these targets are no class labels; group by 'task', or use y and interference yourself")
-        return {
-            int(group): (int((groups == group).sum()), float(self.interference[groups == group].mean()))
-            for group in torch.unique(groups)
-        }
+        found = {int(group): self.interference[groups == group] for group in torch.unique(groups)}
+        return {group: (len(scores), float(scores.mean())) for group, scores in found.items()}
 
 
 def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: int | None) -> Tensor:

@@ -83,11 +83,6 @@ def reserve(descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
 
 
-def write_at(descriptor: int, content: bytes, offset: int) -> None:
-    """Write a few bytes into a file."""
-    os.pwrite(descriptor, content, offset)
-
-
 def overwrite(mapped: NDArray[Any], where: Any, values: Any) -> None:
     """Write into a mapped file."""
     mapped[where] = values

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from numbers import Integral
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .checks import is_number
+from .checks import is_number, is_whole
 from .errors import InvalidInput
 from .losses import at_least_float32
 from .network import Network
@@ -135,10 +134,10 @@ class LatentSearch:
     step_size: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the arguments."""
+        """Check the arguments, and start to count."""
         self.searches = self.fallbacks = self.measured = 0
         self.sums: list[float] = []
-        if isinstance(self.steps, bool) or not isinstance(self.steps, Integral) or self.steps < 0:
+        if not is_whole(self.steps) or self.steps < 0:
             raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
         if not is_number(self.step_size) or not 0 < self.step_size < math.inf:
             raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be a positive number")

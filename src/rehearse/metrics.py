@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .checks import check_choice
 from .errors import InvalidInput
 
 Array: TypeAlias = NDArray[np.float64]
@@ -61,8 +62,7 @@ def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> floa
     The reference implementation does so for replay from codes.
     """
     a = _square(matrix)
-    if definition not in get_args(Forgetting):
-        raise InvalidInput(f"definition must be one of {', '.join(get_args(Forgetting))}; got {definition!r}")
+    check_choice(get_args(Forgetting), definition=definition)
     if definition in ("lopez-paz17", "first-last"):
         return -backward_transfer(a)
     drops = np.array([a[task:, task].max() - a[-1, task] for task in range(len(a))])

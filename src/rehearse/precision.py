@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from .errors import InvalidInput
+from .checks import check_choice
 
 PRECISIONS: Final = ("auto", "float32", "bfloat16", "bfloat16-scoring")
 
@@ -37,8 +37,7 @@ def resolve_precision(precision: str, model: nn.Module, device: torch.device) ->
     Raises:
         InvalidInput: If ``precision`` is not one of `PRECISIONS`.
     """
-    if precision not in PRECISIONS:
-        raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    check_choice(PRECISIONS, precision=precision)
     convolutional = any(isinstance(module, nn.Conv2d) for module in model.modules())
     if precision == "auto":
         precision = "bfloat16-scoring" if convolutional and supports_bfloat16(device) else "float32"

@@ -16,15 +16,14 @@ from .network import Network
 
 def network_state(network: Network) -> dict[str, Any]:
     """Return copies of everything that decides what a network does next, but for its random state."""
-    return copy.deepcopy(
-        {
-            "model": dict(network.model.state_dict()),
-            "buffers": _unsaved_buffers(network.model),
-            "optimizer": network.optimizer.state_dict(),
-            "optimizer_kind": type(network.optimizer).__name__,
-            "samples_passed": network.samples_passed,
-        }
-    )
+    state = {
+        "model": dict(network.model.state_dict()),
+        "buffers": _unsaved_buffers(network.model),
+        "optimizer": network.optimizer.state_dict(),
+        "optimizer_kind": type(network.optimizer).__name__,
+        "samples_passed": network.samples_passed,
+    }
+    return copy.deepcopy(state)
 
 
 @torch.no_grad()

@@ -201,10 +201,8 @@ def numbers(x: Features) -> dict[Hashable, float]:
         try:
             number = float("text" if isinstance(value, str) else value)
         except (TypeError, ValueError) as problem:
-            raise InvalidType(
-                f"feature {name!r} is {value!r}; features must be numbers, encode others first "
-                "(preprocessing.OneHotEncoder, feature_extraction.BagOfWords)"
-            ) from problem
+            how = "encode it first (preprocessing.OneHotEncoder, feature_extraction.BagOfWords)"
+            raise InvalidType(f"feature {name!r} is {value!r}; features must be numbers, {how}") from problem
         if abs(number) > LARGEST:
             raise InvalidInput(f"feature {name!r} is {number}, which is too large or infinite; scale it first")
         if number == number:  # NaN is a missing value

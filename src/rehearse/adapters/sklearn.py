@@ -127,13 +127,11 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _samples(self, X: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
         """Return the samples in the dtype in which they are stored, which the first ones decide."""
-        if first:
-            kept = X.dtype == np.uint8 or (self.network is not None and X.dtype.kind in "iu")
-            dtype = X.dtype if kept else np.dtype(np.float32)
-        else:
-            dtype = self._dtype
-            if dtype.kind in "iu" and X.dtype != dtype:
-                raise InvalidInput(f"the samples before were {dtype}, these are {X.dtype}; convert them first")
+        kept = X.dtype == np.uint8 or (self.network is not None and X.dtype.kind in "iu")
+        new = X.dtype if kept else np.dtype(np.float32)
+        dtype = new if first else self._dtype
+        if dtype.kind in "iu" and X.dtype != dtype:
+            raise InvalidInput(f"the samples before were {dtype}, these are {X.dtype}; convert them first")
         if X.dtype == dtype:
             return np.array(X)  # torch needs samples that are its own and writable
         with np.errstate(over="ignore"):
@@ -144,9 +142,7 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _announced(self, classes: Any, y: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
         announced = np.unique(np.asarray(classes))
-        missing = np.setdiff1d(y, announced)
-        if not first:
-            missing = np.setdiff1d(missing, self.classes_)
+        missing = np.setdiff1d(y, announced if first else np.union1d(announced, self.classes_))
         if len(missing):
             raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
         return announced

@@ -49,10 +49,8 @@ class Factors(NamedTuple):
     def plus(self, other: Factors, weight: float = 1.0) -> Factors:
         """Return self + weight × other."""
         scaled = other.deltas if weight == 1 else [weight * delta for delta in other.deltas]
-        return Factors(
-            [torch.cat(pair) for pair in zip(self.inputs, other.inputs, strict=True)],
-            [torch.cat(pair) for pair in zip(self.deltas, scaled, strict=True)],
-        )
+        inputs = [torch.cat(pair) for pair in zip(self.inputs, other.inputs, strict=True)]
+        return Factors(inputs, [torch.cat(pair) for pair in zip(self.deltas, scaled, strict=True)])
 
     def norm(self) -> float:
         """Return an upper bound of the norm: ‖ΔᵀX‖ ≤ ‖Δ‖ ‖X‖, and a bias is the weight of an input of 1."""

@@ -48,10 +48,8 @@ class _FromCallable:
         n, arguments = len(batch), (batch, replayed) if self._full else (batch.y,)
         values = _judge(self._function, at_least_float32(logits), *arguments)
         if n > 1 and values.shape == (n, n) and logits.shape == (n, 1) and batch.y.shape == (n,):
-            raise InvalidInput(
-                f"the loss compares all {n} outputs with all {n} targets: outputs have shape ({n}, 1), targets ({n},); "
-                "give targets of shape (samples, 1), or squeeze the outputs in your loss"
-            )
+            compared = f"the loss compares outputs of shape ({n}, 1) with targets of shape ({n},), each with all"
+            raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
 
 

@@ -58,9 +58,8 @@ class Memory(ABC):
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
         self._changes = Changes()
-        self._rows = Rows(
-            self.capacity, self._changes, None if path is None else MappedFile(path, self.capacity, self._changes)
-        )
+        file = None if path is None else MappedFile(path, self.capacity, self._changes)
+        self._rows = Rows(self.capacity, self._changes, file)
         self._index = TaskIndex(self.capacity, self._changes)
         self._facts: dict[str, tuple[float, Tensor]] = {}
         self._insertion = numpy_generator(seed, "insert")
@@ -189,10 +188,7 @@ class Memory(ABC):
         outside = (numbers < 0) | (numbers >= self.capacity)
         bad = numbers[outside | (self._index.task.take(numbers, mode="clip") == EMPTY)]
         if len(bad) and self._rows.x is not None:
-            raise InvalidInput(
-                f"slot {int(bad[0])} holds no sample: {len(self)} of the slots from 0 to {self.capacity - 1} do, see "
-                "memory.slots()"
-            )
+            raise InvalidInput(f"slot {int(bad[0])} holds no sample: {len(self)} slots do, see memory.slots()")
         return self._at(torch.from_numpy(numbers))
 
     def _at(self, slots: Tensor) -> Batch:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Tree, pick, tree_leaves, tree_map
@@ -14,11 +14,6 @@ from ..errors import InvalidInput
 from .changes import Changes
 from .ids import ID, no_ids
 from .mapped import MappedFile
-
-NARROW: Final = (
-    "grow the head before the first sample is stored, or put a new learner with another memory around the model and "
-    "fill that one: new.remember([Batch(held.x, held.y, held.task)]) with held = old.memory.all()"
-)
 
 
 class Rows:
@@ -44,15 +39,9 @@ class Rows:
         """Refuse samples that do not look like the stored ones."""
         if self.x is not None and columns.keys() != self.columns.keys():  # ids alone may come later
             if columns.keys() != self.columns.keys() | {ID}:
-                raise InvalidInput(
-                    f"the memory has the columns {sorted(self.columns)}, this batch has {sorted(columns)}; every "
-                    "sample needs the same ones"
-                )
+                raise InvalidInput(f"this batch has the columns {sorted(columns)}; all need {sorted(self.columns)}")
             if self.file is not None:
-                raise InvalidInput(
-                    f"{self.file.path} was laid out for samples without ids, and a file keeps its columns: give ids "
-                    "from the first batch on (None for samples that have none), or start another file"
-                )
+                raise InvalidInput(f"{self.file.path} was laid out without ids; give none, or start another file")
         self.check_alike(x, columns)
 
     def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
@@ -73,10 +62,9 @@ class Rows:
         """Refuse columns that have become wider, where they cannot: in a file."""
         for name, column in columns.items():
             if self.file is not None and name in self.columns and _is_wider(column, self.columns[name]):
-                raise InvalidInput(
-                    f"column {name!r} has {column.shape[1]} entries per sample now, {self.file.path} was laid out for "
-                    f"{self.columns[name].shape[1]}, and a file keeps its columns: {NARROW}"
-                )
+                wide, room = f"{name!r} is {column.shape[1]} wide now", f"laid out for {self.columns[name].shape[1]}"
+                advice = "grow the head before the first sample is stored, or fill a new memory by learner.remember()"
+                raise InvalidInput(f"column {wide}, and {self.file.path} was {room} and keeps its columns: {advice}")
 
     def allocate(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Lay out the columns for samples that look like these."""
@@ -95,7 +83,8 @@ class Rows:
             if name not in self.columns:
                 self.columns[name] = no_ids(self.capacity)  # earlier samples had none
             if _is_wider(column, self.columns[name]):
-                self.columns[name] = _widened(self.columns[name], column.shape[1])
+                added = column.shape[1] - self.columns[name].shape[1]
+                self.columns[name] = F.pad(self.columns[name], (0, added), value=torch.nan)
         # By key, not by position: two dicts of the same inputs may name them in another order.
         tree_map(lambda leaf, held: held.index_copy_(0, slots, leaf.cpu()), (x, columns), (self.x, self.columns))
 
@@ -112,11 +101,12 @@ class Rows:
         for held in self.leaves():
             self._changes.note(held, slots)
 
-    def read(self, slots: Tensor) -> Tree:
+    def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         """Return the samples at these slots: the inputs, and all columns."""
         if self.file is not None:
             self.file.passed(len(slots))
-        return tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        x, columns = tree_map(lambda held: pick(held, slots), (self.x, self.columns))
+        return x, columns
 
     def _zeros_like(self, samples: Tensor) -> Tensor:
         """Return a column of zeros; numpy's take no room before they are written, torch's do."""
@@ -146,7 +136,3 @@ def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
 def _is_wider(samples: Tensor, held: Tensor) -> bool:
     lists_of_floats = samples.ndim == held.ndim == 2 and samples.dtype == held.dtype and samples.is_floating_point()
     return lists_of_floats and samples.shape[1] > held.shape[1]
-
-
-def _widened(held: Tensor, width: int) -> Tensor:
-    return torch.cat([held, held.new_full((len(held), width - held.shape[1]), torch.nan)], dim=1)

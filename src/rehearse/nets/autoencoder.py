@@ -103,9 +103,5 @@ def _halving(before: int, after: int) -> list[nn.Module]:
 
 def _doubling(before: int, after: int, sides: tuple[int, int]) -> list[nn.Module]:
     """Return layers that double to these sides; an odd one lost a line when it was halved, and gets it back."""
-    odd = (sides[0] % 2, sides[1] % 2)
-    return [
-        nn.ConvTranspose2d(before, after, output_padding=odd, **KERNEL),
-        nn.BatchNorm2d(after),
-        nn.ReLU(inplace=True),
-    ]
+    doubled = nn.ConvTranspose2d(before, after, output_padding=(sides[0] % 2, sides[1] % 2), **KERNEL)
+    return [doubled, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import InvalidInput
+from ..checks import check_positive
 from ..losses import at_least_float32
 from .dropout import Dropout
 
@@ -23,8 +23,7 @@ class GatedMLP(nn.Module):
     def __init__(self, in_features: int = 784, hidden: int = 400, classes: int = 10, dropout: float = 0.2) -> None:
         """Set the sizes of the layers, and the probability of dropout."""
         super().__init__()
-        if min(in_features, hidden, classes) < 1:
-            raise InvalidInput(f"every layer needs at least one unit; got {in_features}, {hidden}, {classes}")
+        check_positive(in_features=in_features, hidden=hidden, classes=classes)
         self.flatten = nn.Flatten()
         self.hidden = Gated(in_features, hidden)
         self.dropout = Dropout(dropout)

@@ -116,6 +116,4 @@ def _normalization(norm: Norm, channels: int) -> nn.Module:
 
 def _windows(side: int) -> int:
     """Return how many pooling windows fit along a side after three strides of 2, each of which rounds up."""
-    for _ in range(3):
-        side = (side + 1) // 2
-    return side // POOL
+    return -(-side // 8) // POOL

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import check_choice
+from ..checks import check_choice, check_positive
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import at_least_float32
@@ -52,9 +52,7 @@ class VAE(nn.Module):
         super().__init__()
         self.input_shape = tuple(input_shape)
         features = math.prod(self.input_shape)
-        if not all(isinstance(size, int) and size >= 1 for size in (features, depth, hidden, latent)):
-            got = f"input_shape={self.input_shape}, depth={depth!r}, hidden={hidden!r}, latent={latent!r}"
-            raise InvalidInput(f"every layer needs a whole number of units, at least one; got {got}")
+        check_positive(features=features, depth=depth, hidden=hidden, latent=latent)
         check_choice(get_args(Reconstruction), reconstruction=reconstruction)
         check_choice(get_args(Divergence), kl=kl)
         if not 0 < sigma < math.inf:

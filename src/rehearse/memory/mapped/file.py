@@ -28,7 +28,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync, write_at
+from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -69,10 +69,7 @@ class MappedFile:
             descriptor, header = self._locked()
             os.close(descriptor)
             if header.confirmed:
-                raise InvalidInput(
-                    f"{self.path} holds the samples of an earlier run: load its checkpoint to resume, or delete the "
-                    "file to start over"
-                )
+                raise InvalidInput(f"{self.path} is of an earlier run: load its checkpoint, or delete it to start over")
         elif generations(self.path):
             raise InvalidInput(f"{self.path} is gone, its journals are not: delete {self.path}.*.undo to start over")
         layout = Layout.of(x, columns)
@@ -89,9 +86,7 @@ class MappedFile:
                 for generation in generations(self.path):  # of a run that was killed before its first save was done
                     journal_path(self.path, generation).unlink()
         except OSError as problem:
-            raise InvalidInput(
-                f"cannot create {self.path} ({size:,} bytes for {self.capacity:,} samples): {problem.strerror}"
-            ) from problem
+            raise InvalidInput(f"cannot create {self.path} ({size:,} bytes): {problem.strerror}") from problem
         self._open()
         return self._layout.views(self._rows)
 
@@ -115,10 +110,8 @@ class MappedFile:
         layout, found = Layout(header.layout), os.fstat(descriptor).st_size
         size = header.size + self.capacity * layout.row_bytes
         if header.capacity != self.capacity or found < size:
-            raise CheckpointError(
-                f"{self.path} is made for {header.capacity} samples and has {found} bytes; this memory needs "
-                f"{self.capacity} samples, {size} bytes"
-            )
+            held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
+            raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
         self._descriptor, self._header, self._layout = descriptor, header, layout
         self._map = mmap.mmap(descriptor, size)
         self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
@@ -133,9 +126,7 @@ class MappedFile:
         try:
             if lock(descriptor):
                 return descriptor, Header.read(descriptor, self.path)
-            raise InvalidInput(
-                f"{self.path} is in use by another memory, here or in another process; close it first (memory.close())"
-            )
+            raise InvalidInput(f"{self.path} is in use by another memory; close that first (memory.close())")
         except BaseException:
             os.close(descriptor)
             raise
@@ -143,10 +134,8 @@ class MappedFile:
     def check_process(self) -> None:
         """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
         if self._close is not None and self._process != os.getpid():
-            raise InvalidInput(
-                f"{self.path} is in use by process {self._process}, of which this one is a copy: let the child use a "
-                "predictor (learner.predictor()), or a learner with a file of its own"
-            )
+            advice = "let a forked child use learner.predictor(), or a learner with a file of its own"
+            raise InvalidInput(f"{self.path} is in use by process {self._process}, this one's parent: {advice}")
 
     # ------------------------------------------------------------------------------------------------ overwriting
 
@@ -201,9 +190,8 @@ class MappedFile:
             try:
                 self._journal.append(kind, held, self._rows[held] if kind == ROW else 0)
             except OSError as problem:
-                raise CheckpointError(
-                    f"cannot write the journal of {self.path}: {problem.strerror}; the samples were not overwritten"
-                ) from problem
+                why = f"{problem.strerror}; the samples were not overwritten"
+                raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
         self._touched[fresh] = True
 
     # ------------------------------------------------------------------------------------------------ checkpoints
@@ -230,7 +218,7 @@ class MappedFile:
                 journal.path.unlink(missing_ok=True)
 
     def _write_counter(self) -> None:
-        write_at(self._descriptor, self._header.counter(), FIXED.size)
+        os.pwrite(self._descriptor, self._header.counter(), FIXED.size)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
@@ -258,10 +246,8 @@ class MappedFile:
             raise CheckpointError(f"{self.path} holds the samples of another memory than the saved one")
         live, generation = generations(self.path), int(state["generation"])
         if generation not in live:
-            raise CheckpointError(
-                f"{self.path} cannot go back to checkpoint {generation} (it can to: {live or 'none'}): a later one "
-                "was saved over it, or an earlier one was loaded and continued"
-            )
+            why = "a later one was saved over it, or an earlier one was loaded and continued"
+            raise CheckpointError(f"{self.path} cannot go back to checkpoint {generation} (of {live}): {why}")
         return self._journals(generation)
 
     def _go_back(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> Slots:
@@ -277,10 +263,8 @@ class MappedFile:
         kept = occupied[~forgotten[occupied]]
         bad = [slot for slot in kept.tolist() if _digest(sources[source[slot]][place[slot]]) != wanted[slot]]
         if bad:
-            raise CheckpointError(
-                f"{len(bad)} samples in {self.path} are not those that were saved (the first in slot {bad[0]}): the "
-                "file or its journal is damaged or was altered"
-            )
+            what = f"{len(bad)} samples (the first in slot {bad[0]}) are not those that were saved"
+            raise CheckpointError(f"{self.path} or its journal is damaged or was altered: {what}")
         self._digests[:] = 0
         self._digests[kept] = wanted[kept]
         for slot in kept[source[kept] > 0].tolist():

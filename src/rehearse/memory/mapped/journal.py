@@ -18,10 +18,8 @@ from ..index import Slots
 Bytes = NDArray[np.uint8]
 
 MAGIC: Final = b"REHUNDO1"
-ROW, FORGOTTEN = (
-    np.uint64(1),
-    np.uint64(2),
-)  # kinds of record: the row that was there; a row that was there and must not come back
+ROW = np.uint64(1)  # a kind of record: the row that was there
+FORGOTTEN = np.uint64(2)  # a row that was there and must not come back
 GOLDEN: Final = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio
 
 
