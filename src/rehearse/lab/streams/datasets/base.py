@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rehearse.errors import DataError, MissingExtra
+from rehearse.errors import DataError
+from rehearse.lab.extras import needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +33,8 @@ class Dataset:
 
 def cache_directory() -> Path:
     """The user's cache directory for data."""
-    try:
+    with needs("pooch", "lab"):
         import pooch
-    except ImportError:
-        raise MissingExtra("pooch", "lab") from None
-
     return Path(pooch.os_cache("rehearse"))
 
 
