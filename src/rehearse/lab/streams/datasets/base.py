@@ -70,10 +70,8 @@ def check_content(path: Path, content: bytes, size: int, checksum: str, advice: 
     Every loaded byte is checked, every time: it costs a fraction of a second, and every number depends on it.
     """
     if len(content) != size:
-        raise DataError(
-            f"{path} holds {len(content):,} bytes and should hold {size:,}: it is truncated, half downloaded "
-            f"or another file; {advice}"
-        )
+        found = f"{path} holds {len(content):,} bytes and should hold {size:,}"
+        raise DataError(f"{found}: it is truncated, half downloaded or another file; {advice}")
     check_digest(path, content, checksum, advice)
 
 
@@ -82,7 +80,5 @@ def check_digest(path: Path, content: bytes, checksum: str, advice: str) -> None
     algorithm, expected = checksum.split(":")
     found = digest(content, algorithm)
     if found != expected:
-        raise DataError(
-            f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: its {algorithm} is "
-            f"{found} and should be {expected}; {advice}"
-        )
+        wrong = f"its {algorithm} is {found} and should be {expected}"
+        raise DataError(f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: {wrong}; {advice}")
