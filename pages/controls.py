@@ -98,7 +98,7 @@ def _results(outcome: Outcome) -> str:
 
         def cell(metric: str, place: tuple[str, str] = place) -> str:
             ours = lines[*place, metric].ours
-            return UNDEFINED if ours is None else number(ours, metric)
+            return number(ours, metric)
 
         accuracy = lines[*place, "accuracy"]
         n = len(outcome.runs[place])

@@ -131,11 +131,6 @@ def most_interfered(spec: Spec, **more: Any) -> Retrieval:
     return MostInterfered(**candidates(spec), **given(criterion=spec.criterion), **more)
 
 
-def most_interfered_by_head(spec: Spec) -> Retrieval:
-    """Return the retrieval that looks ahead with the last layer alone."""
-    return most_interfered(spec, layers="head")
-
-
 def candidates(spec: Spec) -> dict[str, Any]:
     """Return how many candidates are scored, as an argument; "all" is None there."""
     return {"candidates": None} if spec.candidates == "all" else given(candidates=spec.candidates)

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -126,7 +127,7 @@ METHODS: dict[str, Method] = {
     ),
     "er-mir-head": replay(
         "ER-MIR that looks ahead with the last layer alone: one pass through the body instead of two",
-        builders.most_interfered_by_head,
+        partial(builders.most_interfered, layers="head"),
     ),
     "er-ace": replay(
         "ER with the asymmetric loss: incoming samples do not push away the classes that are absent",
@@ -213,9 +214,7 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))
     unknown = values.keys() - SPEC_FIELDS - {"options"}
     if unknown:
-        raise InvalidInput(
-            f"a run has no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(SPEC_FIELDS))}"
-        )
+        raise InvalidInput(f"a run has no setting {', '.join(sorted(unknown))}, only {', '.join(sorted(SPEC_FIELDS))}")
     foreign = values["options"].keys() - known.options.keys()
     if foreign:
         there_are = f"it has {', '.join(known.options)}" if known.options else "it has none of its own"
@@ -239,9 +238,8 @@ def _check_candidates(values: Mapping[str, Any]) -> None:
         return  # all of them, or nothing that a spec takes
     replayed = budget // max(copies, 1)
     if candidates < replayed:
-        raise InvalidInput(
-            f"{candidates} candidates are fewer than the {replayed} samples to replay; raise candidates or lower budget"
-        )
+        few = f"{candidates} candidates are fewer than the {replayed} samples to replay"
+        raise InvalidInput(f"{few}; raise candidates or lower budget")
 
 
 def precision_of(spec: Spec) -> str:

@@ -161,9 +161,7 @@ def load_spec_values(name_or_file: str) -> dict[str, Any]:
         return named[name_or_file]
     path = Path(name_or_file)
     if not path.is_file():
-        raise InvalidInput(
-            f"{name_or_file!r} is neither a file nor a named spec; named are {', '.join(named) or 'none'}"
-        )
+        raise InvalidInput(f"{name_or_file!r} is neither a file nor a named spec; named: {', '.join(named) or 'none'}")
     try:
         text = path.read_text("utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
@@ -176,9 +174,7 @@ def load_spec_values(name_or_file: str) -> dict[str, Any]:
             raise InvalidInput(f"{path} is no spec: {name} is {values[name]!r}; it must be a name")
     _check_whole("seed", values.get("seed", 0), 0)
     if not isinstance(values.get("options", {}), dict):
-        raise InvalidInput(
-            f"{path} is no spec: options is {values['options']!r}; it must be a table of names and values"
-        )
+        raise InvalidInput(f"{path} is no spec: options is {values['options']!r}; give a table of names and values")
     return values
 
 

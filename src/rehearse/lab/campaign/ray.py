@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidInput, MissingExtra, RehearseError
+from ...errors import InvalidInput, RehearseError
 from .. import extensions
 from ..experiment import Progress, Settings
+from ..extras import needs
 from ..setup import with_precision
 from ..spec import Spec
 from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
@@ -40,7 +41,8 @@ def run_all(
     ``address`` is the cluster's; without one it is taken from RAY_ADDRESS, or a Ray of this machine is started for
     the time of the campaign. ``jobs`` bounds the runs at a time; by default the cores of the cluster do.
     """
-    ray = import_ray()
+    with needs("ray", "ray"):
+        import ray
     settings = settings or Settings()
     if jobs is not None and jobs < 1:
         raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
@@ -50,14 +52,6 @@ def run_all(
         with _connected(ray, address, jobs):
             yield from _Cluster(ray, Store(store.root.resolve()), settings, jobs).run(waiting)
     store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
-
-
-def import_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise MissingExtra("ray", "ray") from None
-    return ray
 
 
 @contextlib.contextmanager

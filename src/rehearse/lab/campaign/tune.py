@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from ...errors import DataError, InvalidInput, MissingExtra, RehearseError
+from ...errors import DataError, InvalidInput, RehearseError
 from ...files import write_whole
 from ..experiment import Settings
+from ..extras import needs
 from ..methods import resolve
 from ..spec import Spec
 from .events import Event, Failed, Finished
@@ -84,7 +85,8 @@ def tune(
     A trial whose first seeds lie below the median of the others at that point is given up. Its first seed goes alone
     once there are others to hold it against, however many may run at a time.
     """
-    optuna = import_optuna()
+    with needs("optuna", "tune"):
+        import optuna
     if trials < 1 or search.seeds < 1:
         raise InvalidInput(f"trials is {trials} and seeds {search.seeds}; at least one of each is needed")
     if jobs is not None and jobs < 1:
@@ -121,14 +123,6 @@ def _next(optuna: Any, study: Any, space: Space) -> tuple[Any, dict[str, Any]]:
 def _size(space: Space) -> float:
     """How many settings there are."""
     return prod(inf if isinstance(values, Range) else len(values) for values in space.values())
-
-
-def import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise MissingExtra("optuna", "tune") from None
-    return optuna
 
 
 def _space(search: Search) -> Space:

@@ -302,15 +302,9 @@ def losses_cifar10(extent: Extent) -> Target:
         for told in TOLD
         for method in LOSSES
     )
-    return Target(
-        f"controls-losses-cifar10-{extent.name}",
-        f"{extent.title}: retrieval against loss",
-        entries,
-        extent.seeds,
-        pairs=LOSS_PAIRS,
-        retrievals=LOSS_PAIRS[:3],
-        note=extent.note + "The weights of DER++ are those chosen on Split MNIST. " + ALL_TASKS,
-    )
+    note = extent.note + "The weights of DER++ are those chosen on Split MNIST. " + ALL_TASKS
+    name, title = f"controls-losses-cifar10-{extent.name}", f"{extent.title}: retrieval against loss"
+    return Target(name, title, entries, extent.seeds, pairs=LOSS_PAIRS, retrievals=LOSS_PAIRS[:3], note=note)
 
 
 def losses_mnist() -> Target:

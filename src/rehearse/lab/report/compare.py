@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from ..methods import precision_of
-from ..paper.outcome import cpu_seconds
+from ..paper.outcome import cpu_seconds, values_of
 from ..spec import Spec
 from ..statistics import Summary, paired_difference, summary
 
@@ -19,8 +19,7 @@ NOT_SETTINGS = ("method", "stream", "seed", "precision", "method_version", "stre
 
 def by_seed(results: Sequence[Result], metric: str) -> dict[int, float]:
     """seed -> value, without the runs where the metric is undefined."""
-    values = {int(result["spec"]["seed"]): result["metrics"].get(metric) for result in results}
-    return {seed: value for seed, value in values.items() if value is not None}
+    return values_of({int(result["spec"]["seed"]): result for result in results}, metric)
 
 
 def compare(groups: Mapping[str, Sequence[Result]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...diagnose import Diagnosis
-from ...errors import MissingExtra
+from ..extras import needs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,10 +18,8 @@ def diagnose_plot(diagnosis: Diagnosis, by: Literal["class", "task"] = "class") 
 
     Gives a matplotlib figure: ``diagnose_plot(learner.diagnose(x, y)).savefig("interference.png")``.
     """
-    try:
+    with needs("matplotlib", "lab"):
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "lab") from None
     groups = diagnosis.by(by)
     figure = Figure(figsize=(7, 3), layout="constrained")
     losses, means = figure.subplots(1, 2)

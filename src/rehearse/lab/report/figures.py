@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import MissingExtra
 from ...metrics import accuracy_seen
+from ..extras import needs
 from ..paper.outcome import Outcome, Result, values_of
 from ..statistics import summary
 
@@ -34,11 +34,9 @@ def write_figure(outcome: Outcome, folder: Path, draw: Draw | None = None) -> li
     draw = draw or FIGURES.get(outcome.target.name)
     if draw is None or not any(outcome.runs.values()):
         return []
-    try:
+    with needs("matplotlib", "lab"):
         from matplotlib import rc_context
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "lab") from None
     paths = [folder / f"{outcome.target.name}.{kind}" for kind in ("png", "svg")]
     with rc_context(STYLE):
         figure = Figure(figsize=(3.5, 2.6), dpi=300, layout="constrained")

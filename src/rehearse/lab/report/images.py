@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import InvalidInput, MissingExtra
+from ...errors import InvalidInput
 from ...learners.generative.retrieval import Retrieved
+from ..extras import needs
 
 GAP: Final = 2  # pixels between pictures, before scaling
 SCALE: Final = 2
@@ -59,15 +60,16 @@ def write_grid(
     rows: Sequence[tuple[str, Tensor]], path: Path | str, *, value_range: tuple[float, float] = (0, 1)
 ) -> Path:
     """A picture file of labelled rows; the format is that of the file's name."""
-    picture_module, draw_module, font_module = _pillow()
+    with needs("Pillow", "lab"):
+        from PIL import Image, ImageDraw, ImageFont
     path = Path(path)
     pixels = grid([images for _, images in rows], value_range)
     pixels = pixels.repeat(SCALE, axis=0).repeat(SCALE, axis=1)
-    font = font_module.load_default(LETTERS)
+    font = ImageFont.load_default(LETTERS)
     margin = round(max(font.getlength(label) for label, _ in rows)) + LETTERS
-    picture = picture_module.new("RGBA", (pixels.shape[1] + margin, pixels.shape[0]), (255, 255, 255, 0))
-    picture.paste(picture_module.fromarray(pixels), (margin, 0))
-    draw, height = draw_module.Draw(picture), pixels.shape[0] / len(rows)
+    picture = Image.new("RGBA", (pixels.shape[1] + margin, pixels.shape[0]), (255, 255, 255, 0))
+    picture.paste(Image.fromarray(pixels), (margin, 0))
+    draw, height = ImageDraw.Draw(picture), pixels.shape[0] / len(rows)
     for number, (label, _) in enumerate(rows):
         draw.text((LETTERS / 2, (number + 0.5) * height), label, QUIET, font, anchor="lm")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,11 +106,3 @@ def _picture(image: Tensor) -> Tensor:
     if image.ndim != 3 or image.shape[0] not in (1, 3):
         raise InvalidInput(f"inputs of shape {tuple(image.shape)} are no pictures: (1 or 3, height, width) are")
     return image.expand(3, -1, -1).permute(1, 2, 0)
-
-
-def _pillow() -> tuple[Any, Any, Any]:
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise MissingExtra("Pillow", "lab") from None
-    return Image, ImageDraw, ImageFont

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
-from ...errors import MissingExtra
 from ...files import write_whole
+from ..extras import needs
 from . import charts
 from .charts import Chart
 from .compare import own_cost
@@ -62,11 +62,9 @@ class Album:
 
 def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
     """The page of these runs, as text."""
-    try:
+    with needs("jinja2", "lab"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
-    except ImportError as problem:
-        raise MissingExtra("jinja2", "lab") from problem
     environment = Environment(
         loader=PackageLoader("rehearse.lab.report", "assets"),
         autoescape=True,

@@ -25,6 +25,7 @@ from .tables import UNDEFINED
 
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
+FORECASTS = ("target", "runs", "done", "to run", "CPU hours", "disk", "not available")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 PER_CENT = ("accuracy", "forgetting", *(f"{kind}_accuracy" for kind in ("learning", "anytime", "pooled", "validation")))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
@@ -49,11 +50,10 @@ PRECISION = (
 
 def _criteria(outcome: Outcome) -> list[str]:
     """Which criterion of `MostInterfered` its rows have."""
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, None]] = {}
     for entry in outcome.target.available():
-        rows.setdefault(entry.spec().criterion or "", []).append(entry.row)
-    named = {name: ", ".join(dict.fromkeys(found)) for name, found in rows.items() if name}
-    said = [f'`MostInterfered(criterion="{name}")` in {found}' for name, found in named.items()]
+        rows.setdefault(entry.spec().criterion or "", {})[entry.row] = None
+    said = [f'`MostInterfered(criterion="{name}")` in {", ".join(found)}' for name, found in rows.items() if name]
     return [f"Retrieval: {'; '.join(said)} (the library's default is mi1)."] if said else []
 
 
@@ -92,12 +92,8 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
 def outcome_table(outcome: Outcome) -> Table:
     target = outcome.target
     title = f"{target.name}: {target.title} ({units(target.metrics)})\n{counted(outcome)}"
-    table = Table(title=title, caption=f"{legend(target.metrics)}{_reference_words(outcome)}")
-    for name in _head(outcome):
-        table.add_column(name, justify="left" if name in HEAD[:3] else "right")
-    for line in _told(outcome):
-        table.add_row(*_cells(line, outcome))
-    return table
+    caption = "; ".join([legend(target.metrics), *([f"reference: {source()}"] if _has_reference(outcome) else [])])
+    return tables.table_of(title, _head(outcome), [_cells(line, outcome) for line in _told(outcome)], 3, caption)
 
 
 def _told(outcome: Outcome) -> list[Line]:
@@ -121,21 +117,12 @@ def _has_reference(outcome: Outcome) -> bool:
     return any(line.reference is not None for line in outcome.lines)
 
 
-def _reference_words(outcome: Outcome) -> str:
-    """Where the numbers of the column "reference" are from; nothing where it has none."""
-    return f"; reference: {source()}" if _has_reference(outcome) else ""
-
-
 def outcome_differences_table(outcome: Outcome) -> Table | None:
     if not outcome.differences:
         return None
     caption = " ".join([SETTLING.replace("*", ""), *_crossed_words(outcome)])
-    table = Table(title=f"paired differences on the same seeds, {_difference_units(outcome)}", caption=caption)
-    for name in DIFFERENCES:
-        table.add_column(name, justify="left" if name in DIFFERENCES[:3] else "right")
-    for difference in outcome.differences:
-        table.add_row(*_difference_cells(difference))
-    return table
+    title = f"paired differences on the same seeds, {_difference_units(outcome)}"
+    return tables.table_of(title, DIFFERENCES, map(_difference_cells, outcome.differences), 3, caption)
 
 
 def _difference_units(outcome: Outcome) -> str:
@@ -174,13 +161,13 @@ def _about(number: int) -> str:
 
 def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
     printed = line.published.printed if line.published is not None else ""
-    ours = line.ours
+    ours, digits = line.ours, _digits(line.metric)
     cells = (
         line.entry.row,
         line.entry.column,
         line.metric,
-        UNDEFINED if ours is None else number(ours, line.metric),
-        UNDEFINED if ours is None else f"{_unit(line.metric) * ours.median:.{2 if line.metric in SEARCHED else 1}f}",
+        number(ours, line.metric),
+        tables.number(None if ours is None else _unit(line.metric) * ours.median, digits=digits),
         _count(line, outcome.seeds),
         printed or UNDEFINED,
         *([_reference(line)] if _has_reference(outcome) else []),
@@ -211,23 +198,24 @@ def judgement(line: Line) -> str:
     found = line.verdict
     notes = [f"{line.stale} stale"] if line.stale and line.judgement != "stale" else []
     if found is not None and found.word == "inconclusive":
-        needed = (
-            "the published ± alone is too wide" if found.seeds_needed is None else f"{_about(found.seeds_needed)} seeds"
-        )
-        notes.append("one run" if found.half is None else needed)
+        needed = found.seeds_needed
+        enough = "the published ± alone is too wide" if needed is None else f"{_about(needed)} seeds"
+        notes.append("one run" if found.half is None else enough)
     if found is not None and found.word == "differs" and found.half is not None:
-        unit = _unit(line.metric)
-        notes.append(f"{unit * found.difference:+.1f} ± {unit * found.half:.1f}")
+        half = (-found.half, found.half)
+        notes.append(tables.with_half(found.difference, half, _unit(line.metric), sign=True))
     return f"{line.judgement} ({'; '.join(notes)})" if notes else line.judgement
 
 
-def number(value: Summary, metric: str, *, sign: bool = False) -> str:
+def number(value: Summary | None, metric: str, *, sign: bool = False) -> str:
     """Mean ± half the interval; per cent where the metric is a fraction."""
-    unit, digits = _unit(metric), 2 if metric in SEARCHED else 1
-    mean = f"{unit * value.mean:{'+' if sign else ''}.{digits}f}"
-    if value.interval is None:
-        return mean
-    return f"{mean} ± {unit * (value.interval[1] - value.interval[0]) / 2:.{digits}f}"
+    if value is None:
+        return UNDEFINED
+    return tables.with_half(value.mean, value.interval, _unit(metric), _digits(metric), sign=sign)
+
+
+def _digits(metric: str) -> int:
+    return 2 if metric in SEARCHED else 1
 
 
 def _unit(metric: str) -> float:
@@ -384,9 +372,9 @@ def counted(outcome: Outcome) -> str:
 def _summary_table(outcomes: Sequence[Outcome]) -> str:
     """The paper's tables and figures, a line each, with the counts of their verdicts."""
     named = {f"[{one.target.name}](#{one.target.name})": one for one in outcomes}
-    tables = {name: one for name, one in named.items() if one.target.name in PUBLISHED}
-    groups = [(name, one.target.title, [one]) for name, one in tables.items()]
-    groups += [("**all tables**", "", list(tables.values()))]
+    printed = {name: one for name, one in named.items() if one.target.name in PUBLISHED}
+    groups = [(name, one.target.title, [one]) for name, one in printed.items()]
+    groups += [("**all tables**", "", list(printed.values()))]
     rows = [[name, title, *(str(_verdicts(group)[word]) for word in VERDICTS)] for name, title, group in groups]
     figures = {name: one for name, one in named.items() if one.target.name.startswith("figure")}
     rows += [[name, f"{one.target.title}. {counted(one)}", *4 * [UNDEFINED]] for name, one in figures.items()]
@@ -408,18 +396,16 @@ def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence
     guessed = any(not estimate.measured for *_, estimates, _ in forecasts for estimate in estimates)
     caption = "* estimated, for want of a run with the same settings; " if guessed else ""
     caption += "together counts a run that several need once; checkpoints come and go beside these files"
-    table = Table(title="what would run", caption=caption)
-    for name in ("target", "runs", "done", "to run", "CPU hours", "disk", "not available"):
-        table.add_column(name, justify="left" if name == "target" else "right")
+    table = tables.table_of("what would run", FORECASTS, map(_forecast_cells, forecasts), caption=caption)
     if len(forecasts) > 1:
-        forecasts = [*forecasts, ("together", *together, [word for *_, missing in forecasts for word in missing])]
-    for name, runs, done, estimates, missing in forecasts:
-        if name == "together":
-            table.add_section()
-        rough = "" if all(estimate.measured for estimate in estimates) else "*"
-        hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
-        disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6
-        table.add_row(
-            name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB", str(len(missing))
-        )
+        table.add_section()
+        table.add_row(*_forecast_cells(("together", *together, [word for *_, words in forecasts for word in words])))
     return table
+
+
+def _forecast_cells(forecast: Forecast) -> tuple[str, ...]:
+    name, runs, done, estimates, missing = forecast
+    rough = "" if all(estimate.measured for estimate in estimates) else "*"
+    hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
+    disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6
+    return name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB", str(len(missing))

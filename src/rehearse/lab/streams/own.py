@@ -139,10 +139,8 @@ class _IterableStream(Stream):
         start = check_count("start", start, least=0)
         if isinstance(self._source, Iterator):
             if self._spent:
-                raise InvalidInput(
-                    f"the stream {self.name} stands on an iterator, which can be walked once; "
-                    "give a function that makes a new one"
-                )
+                once = f"the stream {self.name} stands on an iterator, which can be walked once"
+                raise InvalidInput(f"{once}; give a function that makes a new one")
             self._spent = True
         items = self._source if isinstance(self._source, Iterable) else self._source()
         # The skipped items are only walked over, not looked at.

@@ -33,10 +33,9 @@ def split_stream(
     different seeds see the same rows in another order.
     """
     if dataset.n_classes % n_tasks:
-        raise InvalidInput(
-            f"the {dataset.n_classes} classes of {name} do not divide into {n_tasks} tasks; "
-            f"take {', '.join(str(d) for d in range(1, dataset.n_classes + 1) if dataset.n_classes % d == 0)}"
-        )
+        fitting = [str(d) for d in range(1, dataset.n_classes + 1) if dataset.n_classes % d == 0]
+        said = f"the {dataset.n_classes} classes of {name} do not divide into {n_tasks} tasks"
+        raise InvalidInput(f"{said}; take {', '.join(fitting)}")
     classes = np.split(check_order(class_order, dataset.n_classes), n_tasks)
     train, held_out = hold_out(dataset, validation, split_seed)
     subset = generator(split_seed, "subset")

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rehearse.errors import DataError, MissingExtra
+from rehearse.errors import DataError
+from rehearse.lab.extras import needs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +33,8 @@ class Dataset:
 
 def cache_directory() -> Path:
     """The user's cache directory for data."""
-    try:
+    with needs("pooch", "lab"):
         import pooch
-    except ImportError:
-        raise MissingExtra("pooch", "lab") from None
-
     return Path(pooch.os_cache("rehearse"))
 
 
@@ -72,10 +70,8 @@ def check_content(path: Path, content: bytes, size: int, checksum: str, advice: 
     Every loaded byte is checked, every time: it costs a fraction of a second, and every number depends on it.
     """
     if len(content) != size:
-        raise DataError(
-            f"{path} holds {len(content):,} bytes and should hold {size:,}: it is truncated, half downloaded "
-            f"or another file; {advice}"
-        )
+        found = f"{path} holds {len(content):,} bytes and should hold {size:,}"
+        raise DataError(f"{found}: it is truncated, half downloaded or another file; {advice}")
     check_digest(path, content, checksum, advice)
 
 
@@ -84,7 +80,5 @@ def check_digest(path: Path, content: bytes, checksum: str, advice: str) -> None
     algorithm, expected = checksum.split(":")
     found = digest(content, algorithm)
     if found != expected:
-        raise DataError(
-            f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: its {algorithm} is "
-            f"{found} and should be {expected}; {advice}"
-        )
+        wrong = f"its {algorithm} is {found} and should be {expected}"
+        raise DataError(f"{path} ({len(content):,} bytes) is corrupted, incomplete or another file: {wrong}; {advice}")

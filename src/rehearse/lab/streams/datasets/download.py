@@ -54,10 +54,8 @@ def download(remote: Remote, folder: Path, on_progress: Progress | None = None) 
             )
         except (ValueError, requests.RequestException, OSError) as problem:
             problems.append(f"{address}: {problem}")
-    raise DataError(
-        f"{remote.name} could not be fetched into {folder} ({'; '.join(problems)}); "
-        "the same command again continues where it broke off"
-    )
+    again = "the same command again continues where it broke off"
+    raise DataError(f"{remote.name} could not be fetched into {folder} ({'; '.join(problems)}); {again}")
 
 
 class _Continuing:

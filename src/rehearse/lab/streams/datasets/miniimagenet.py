@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rehearse.errors import DataError, MissingExtra
+from rehearse.errors import DataError
+from rehearse.lab.extras import needs
 from rehearse.lab.streams.datasets.base import Dataset, cache_directory, digest, not_found, read_file, search_path
 
 SIDE = 84
@@ -107,10 +108,8 @@ def decoded(folder: Path, files: list[str], on_progress: Callable[[int, int], No
 
 def read_image(path: Path) -> NDArray[np.uint8]:
     """One image, its shorter side resized to 84, the middle 84 × 84 of it, as (3, 84, 84)."""
-    try:
+    with needs("pillow", "lab"):
         from PIL import Image
-    except ImportError as problem:
-        raise MissingExtra("pillow", "lab") from problem
     try:
         with Image.open(path) as file:
             picture = file.convert("RGB")
