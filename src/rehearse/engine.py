@@ -70,6 +70,8 @@ class Plain:
         """
         self.network, self.loss, self.batchnorm = network, loss, batchnorm
         self.prepare = prepare or network.prepare
+        self.step = network.step
+        """See `Engine.step`."""
         self._offers = offers("ENGINES", network.model)
 
     def fastest(self, x: Tree) -> Engine:
@@ -144,10 +146,6 @@ class Plain:
         if not torch.equal(linear(features, *now).to(before.dtype), before):
             raise InvalidInput(f"layers='head' needs a model whose output is that of {name!r}, its last layer")
         return before, linear(features, *then)
-
-    def step(self, gradient: NamedGradient) -> Operations:
-        """See `Engine.step`."""
-        return self.network.step(gradient)
 
 
 def joined(first: Batch, second: Batch) -> Batch:
