@@ -249,10 +249,10 @@ class Network:
         dense = (value.to_dense() if value is not None and value.is_sparse else value for value in found)
         return NamedGradient({name: value for name, value in zip(names, dense, strict=True) if value is not None})
 
-    def virtual_gradient(self, x: Tree, objective: Callable[[Any], Tensor], method: str = "forward") -> NamedGradient:
-        """Return the gradient of an objective of a training pass that leaves the model's buffers as they are."""
+    def virtual_gradient(self, method: str, x: Tree, losses: Callable[[Any], Tensor]) -> NamedGradient:
+        """Return the gradient of the mean loss of a training pass that leaves the model's buffers as they are."""
         with self.looking("training"):
-            loss = objective(self.ask(method, x, self.twin.tensors()))
+            loss = losses(self.ask(method, x, self.twin.tensors())).mean()
             finite(loss)
             return self.gradient(loss)
 

@@ -60,26 +60,21 @@ class FrozenNetwork(Network):
     """A network in eval mode with tensors of its own, which never change."""
 
     def __init__(
-        self,
-        network: Network,
-        tensors: Tensors | None = None,
-        *,
-        batch_statistics: bool = False,
-        until: str | None = None,
+        self, network: Network, tensors: Tensors | None = None, mode: Mode = "evaluation", until: str | None = None
     ) -> None:
         """Copy a network.
 
         Args:
             network: The network.
             tensors: Parameters and buffers by name; those that are missing are the network's own.
-            batch_statistics: Whether batch-norm uses the statistics of each batch, as in the mode ``scoring``.
+            mode: ``scoring`` if batch-norm uses the statistics of each batch; see `Twin.set_mode`.
             until: The name of a module at the end of the model, which then returns its input.
 
         Raises:
             InvalidInput: If the model cannot be copied.
         """
         twin = Twin(network.model)
-        model = twin.in_mode("scoring" if batch_statistics else "evaluation")
+        model = twin.in_mode(mode)
         if model is network.model:
             raise InvalidInput(
                 f"the {network.name} cannot be copied by copy.deepcopy, and a predictor is a copy; give it a "
@@ -95,7 +90,7 @@ class FrozenNetwork(Network):
         if until is not None:
             model.get_submodule(until).register_forward_hook(_input)
         shared = {name: getattr(network, name) for name in ("name", "precision", "prepare")}
-        self.__setstate__({**shared, "model": model, "_device": network.device})
+        self.__setstate__({**shared, "model": model})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled kernels out: another process may not have them."""
@@ -109,7 +104,7 @@ class FrozenNetwork(Network):
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self._device
+        return next(self.model.parameters()).device
 
     def ask(self, method: str, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Any:
         """Call a method of the model with prepared inputs; ``tensors`` are its own, whatever is given."""
