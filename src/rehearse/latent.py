@@ -174,7 +174,7 @@ class LatentSearch:
 
     def snapshot(self) -> Restore:
         """Return a function that restores the counts."""
-        return partial(vars(self).update, dict(vars(self)))
+        return partial(self.load_state_dict, self.state_dict())  # before the first search they are the class's
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts."""

@@ -22,6 +22,7 @@ from .batch import Tree, tree_leaves, tree_map
 from .checks import check_model
 from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
 from .heads import outputs
+from .losses import at_least_float32
 from .precision import resolve_precision
 from .random import RandomState
 from .twin import Mode, Twin
@@ -107,6 +108,17 @@ class Network:
         return device
 
     # ------------------------------------------------------------------------------------------------------ passes
+
+    def ready(self, x: Tree) -> Tree:
+        """Return inputs as the model takes them."""
+        device = self.device
+        if isinstance(x, Tensor) and x.device == device:  # saves a tenth of a prediction
+            return self.prepare(x)
+        return self.prepare(tree_map(lambda leaf: leaf if leaf.device == device else leaf.to(device), x))
+
+    def logits(self, x: Tree, tensors: Tensors | None = None) -> Tensor:
+        """Return the logits of inputs that are not prepared yet."""
+        return at_least_float32(self(self.ready(x), tensors))
 
     def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Return the logits of prepared inputs: what ``ask("forward", ...)`` returns, checked.
@@ -236,10 +248,10 @@ class Network:
         dense = (value.to_dense() if value is not None and value.is_sparse else value for value in found)
         return NamedGradient({name: value for name, value in zip(names, dense, strict=True) if value is not None})
 
-    def virtual_gradient(self, x: Tree, objective: Callable[[Any], Tensor], method: str = "forward") -> NamedGradient:
-        """Return the gradient of an objective of a training pass that leaves the model's buffers as they are."""
+    def virtual_gradient(self, method: str, x: Tree, losses: Callable[[Any], Tensor]) -> NamedGradient:
+        """Return the gradient of the mean loss of a training pass that leaves the model's buffers as they are."""
         with self.looking("training"):
-            loss = objective(self.ask(method, x, self.twin.tensors()))
+            loss = losses(self.ask(method, x, self.twin.tensors())).mean()
             finite(loss)
             return self.gradient(loss)
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from .accelerate import kernels
-from .batch import Kind, Tree, checked_inputs, tree_map, tree_parts
+from .batch import Kind, Tree, checked_inputs, tree_parts
 from .errors import InvalidInput
-from .losses import at_least_float32
-from .network import Network
-from .twin import Mode
+from .network import Network, Tensors
+from .twin import Mode, Twin
 
 
 @final
@@ -38,7 +36,6 @@ class Predictor:
 
     def predict_proba(self, x: Tree) -> Tensor:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
-        check_has_probabilities(self._kind)
         return probabilities(self.logits(x), self._kind)
 
     @torch.no_grad()
@@ -63,34 +60,37 @@ class FrozenNetwork(Network):
     """A network in eval mode with tensors of its own, which never change."""
 
     def __init__(
-        self,
-        network: Network,
-        tensors: Mapping[str, Tensor],
-        *,
-        batch_statistics: bool = False,
-        until: str | None = None,
+        self, network: Network, tensors: Tensors | None = None, mode: Mode = "evaluation", until: str | None = None
     ) -> None:
         """Copy a network.
 
         Args:
-            network: The network; inside its `looking`.
+            network: The network.
             tensors: Parameters and buffers by name; those that are missing are the network's own.
-            batch_statistics: Whether batch-norm uses the statistics of each batch, as in the mode ``scoring``.
-            until: The name of a module at the end of the model, to return its input in place of its output.
+            mode: ``scoring`` if batch-norm uses the statistics of each batch; see `Twin.set_mode`.
+            until: The name of a module at the end of the model, which then returns its input.
 
         Raises:
             InvalidInput: If the model cannot be copied.
         """
-        self.name, self.precision, self.prepare = network.name, network.precision, network.prepare
-        self._device = network.device
-        self.model = _copied(network, tensors)
-        for live, own in zip(network.model.modules(), self.model.modules(), strict=True):
-            own.training = False
-            if batch_statistics and isinstance(own, _BatchNorm) and (live.training or not network.model.training):
-                own.running_mean = own.running_var = own.num_batches_tracked = None
+        twin = Twin(network.model)
+        model = twin.in_mode(mode)
+        if model is network.model:
+            raise InvalidInput(
+                f"the {network.name} cannot be copied by copy.deepcopy, and a predictor is a copy; give it a "
+                "__deepcopy__, or predict with the learner itself"
+            )
+        live = twin.tensors()
+        own = {name: tensor.detach().clone() for name, tensor in {**live, **(tensors or {})}.items()}
+        trained = {name: nn.Parameter(own[name], False) for name in live if isinstance(live[name], nn.Parameter)}
+        twin.place(own | trained)
+        for norm in (module for module in model.modules() if module.training):
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None  # type: ignore[assignment]
+            norm.training = False
         if until is not None:
-            self.model = _without(self.model, until)
-        self._fast = self._with_kernels()
+            model.get_submodule(until).register_forward_hook(_input)
+        shared = {name: getattr(network, name) for name in ("name", "precision", "prepare")}
+        self.__setstate__({**shared, "model": model})
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave compiled kernels out: another process may not have them."""
@@ -99,16 +99,14 @@ class FrozenNetwork(Network):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` returned."""
         vars(self).update(state)
-        self._fast = self._with_kernels()
+        self._fast = Twin(self.model, kernels(), shared=True).in_mode("evaluation")
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self._device
+        return next(self.model.parameters()).device
 
-    def ask(
-        self, method: str, x: Tree, tensors: Mapping[str, Tensor] | None = None, dtype: torch.dtype | None = None
-    ) -> Any:
+    def ask(self, method: str, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Any:
         """Call a method of the model with prepared inputs; ``tensors`` are its own, whatever is given."""
         return self.call(self._fast, method, x, dtype)
 
@@ -118,33 +116,19 @@ class FrozenNetwork(Network):
         with torch.no_grad():
             yield
 
-    def _with_kernels(self) -> nn.Module:
-        """Return a copy that shares the tensors and uses compiled kernels, if there are any."""
-        install = kernels()
-        if install is None:
-            return self.model
-        fast = copy.deepcopy(self.model, {id(t): t for t in (*self.model.parameters(), *self.model.buffers())})
-        install(fast)
-        return fast
-
 
 class Served(nn.Module):
     """From inputs to logits."""
 
-    def __init__(self, network: FrozenNetwork) -> None:
-        """Serve from a network."""
+    def __init__(self, network: FrozenNetwork, answer: Callable[[Network, Tree], Tensor] = Network.logits) -> None:
+        """Serve the answers of a network: by default its logits."""
         super().__init__()
         self.network, self.model = network, network.model  # registered, so that its tensors are this module's
-        self.training = False
-
-    def ready(self, x: Tree) -> Tree:
-        """Return inputs as the model takes them."""
-        device = self.network.device
-        return self.network.prepare(tree_map(lambda leaf: leaf if leaf.device == device else leaf.to(device), x))
+        self.answer, self.training = answer, False
 
     def forward(self, x: Tree) -> Tensor:
         """Return the logits of inputs."""
-        return at_least_float32(self.network(self.ready(x)))
+        return self.answer(self.network, x)
 
 
 def decided(logits: Tensor, kind: Kind | None) -> Tensor:
@@ -155,35 +139,11 @@ def decided(logits: Tensor, kind: Kind | None) -> Tensor:
 
 
 def probabilities(logits: Tensor, kind: Kind | None) -> Tensor:
-    """Return the probability of each class or label."""
+    """Return the probability of each class or label; values have none."""
+    if kind == "values":
+        raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
     return logits.sigmoid() if kind == "labels" else logits.softmax(1)
 
 
-def check_has_probabilities(kind: Kind | None) -> None:
-    """Refuse to give probabilities of values."""
-    if kind == "values":
-        raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-
-
-def _without(model: nn.Module, name: str) -> nn.Module:
-    """Return the model with the module of this name replaced by nothing."""
-    if not name:
-        return nn.Identity()
-    model.set_submodule(name, nn.Identity())
-    return model
-
-
-def _copied(network: Network, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of the model with copies of these tensors, which need no gradient."""
-    memo: dict[int, Any] = {}
-    for named in (network.model.named_parameters(), network.model.named_buffers()):
-        for name, live in named:
-            own = tensors.get(name, live).detach().clone()
-            memo[id(live)] = nn.Parameter(own, requires_grad=False) if isinstance(live, nn.Parameter) else own
-    try:
-        return copy.deepcopy(network.model, memo)
-    except Exception as problem:  # whatever a user's module raises
-        raise InvalidInput(
-            f"the {network.name} cannot be copied ({problem}), and a predictor is a copy; give it a __deepcopy__, or "
-            "predict with the learner itself"
-        ) from problem
+def _input(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    return inputs[0]

@@ -1,27 +1,15 @@
 """The methods, one file or folder each."""
 
-from ..batch import Progress, Step
-from .agem import AGEM
-from .base import Learner
-from .codes import CodeReplay, CodeSearch
-from .finetune import Finetune
-from .gem import GEM
-from .generative import Coefficients, GenerativeReplay, LatentRetrieval
-from .icarl import ICaRL
-from .replay import Replay
-
-__all__ = [
-    "AGEM",
-    "GEM",
-    "CodeReplay",
-    "CodeSearch",
-    "Coefficients",
-    "Finetune",
-    "GenerativeReplay",
-    "ICaRL",
-    "LatentRetrieval",
-    "Learner",
-    "Progress",
-    "Replay",
-    "Step",
-]
+from ..batch import Progress as Progress
+from ..batch import Step as Step
+from .agem import AGEM as AGEM
+from .base import Learner as Learner
+from .codes import CodeReplay as CodeReplay
+from .codes import CodeSearch as CodeSearch
+from .finetune import Finetune as Finetune
+from .gem import GEM as GEM
+from .generative import Coefficients as Coefficients
+from .generative import GenerativeReplay as GenerativeReplay
+from .generative import LatentRetrieval as LatentRetrieval
+from .icarl import ICaRL as ICaRL
+from .replay import Replay as Replay

@@ -13,19 +13,19 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, tree_map, tree_parts
+from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean
 from ..checks import check_positive, one_tensor
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import Growth, find_head, growth
-from ..losses import as_loss, at_least_float32, columns_to_store
+from ..losses import as_loss, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
-from ..serving import FrozenNetwork, Predictor, Served, check_has_probabilities, decided, probabilities
+from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
 from ..states import load_network_state, move_network, network_state
 from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .remember import batches
@@ -216,7 +216,6 @@ class Learner(ABC):
 
     def predict_proba(self, x: Tree) -> Tensor:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
-        check_has_probabilities(self.progress.kind)
         return probabilities(self.logits(x), self.progress.kind)
 
     def logits(self, x: Tree) -> Tensor:
@@ -237,7 +236,7 @@ class Learner(ABC):
         Raises:
             InvalidInput: If the model cannot be copied.
         """
-        with self._looking(), self.network.looking("evaluation"):
+        with self._looking():
             return Predictor(self._served(), self.progress.kind)
 
     def _served(self) -> Served:
@@ -252,33 +251,21 @@ class Learner(ABC):
         network = self.network
         with network.looking("evaluation"):
             tensors = network.twin.tensors()
-            tensors |= self._statistics() if statistics is None else statistics
-            return at_least_float32(network(self._seen(x), tensors))
-
-    def _seen(self, x: Tree) -> Tree:
-        """Return inputs as the model sees them in prediction."""
-        return self._ready(x)
-
-    def _ready(self, x: Tree) -> Tree:
-        """Return inputs as the model takes them."""
-        device = self.network.device
-        if isinstance(x, Tensor) and x.device == device:  # saves a tenth of a prediction
-            return self.network.prepare(x)
-        return self.network.prepare(tree_map(lambda leaf: leaf.to(device), x))
+            return network.logits(x, tensors | (self._statistics() if statistics is None else statistics))
 
     def _inputs(self, x: Tree) -> Tensor:
         """Return inputs as all networks of the learner take them: one tensor of real numbers."""
-        return one_tensor(self._ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
+        return one_tensor(self.network.ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
     def _statistics(self) -> dict[str, Tensor]:
-        """Return the batch-norm statistics to predict with, as far as they are not the model's own."""
+        """Return the tensors to predict with, as far as they are not the model's own: batch-norm statistics."""
         if self.memory is None or not self.network.twin.has_batchnorm:
             return {}
         return self.batchnorm.statistics(self.model, self.memory, self._move_buffers)
 
     def _move_buffers(self, x: Tree, buffers: dict[str, Tensor]) -> None:
         with self.network.looking("scoring"):
-            self.network(self._ready(x), self.network.twin.tensors() | buffers)
+            self.network(self.network.ready(x), self.network.twin.tensors() | buffers)
 
     def diagnose(self, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
         """Return what a step on this batch would do to the stored samples. Changes nothing.

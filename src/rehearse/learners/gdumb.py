@@ -19,7 +19,6 @@ from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
-from ..serving import FrozenNetwork, Served
 from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
@@ -144,13 +143,7 @@ class GDumb(Learner):
 
     # -------------------------------------------------------------------------------------------------- predicting
 
-    def _evaluate(self, x: Tree) -> Tensor:
-        return self._pass(x, self._trained_tensors())
-
-    def _served(self) -> Served:
-        return Served(FrozenNetwork(self.network, self._trained_tensors()))
-
-    def _trained_tensors(self) -> dict[str, Tensor]:
+    def _statistics(self) -> dict[str, Tensor]:
         """Return what training on the memory as it is gives, as far as it is not the model."""
         if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)

@@ -1,10 +1,14 @@
-"""Exemplars of a class: choosing them, and their mean."""
+"""Exemplars of a class: choosing them, their mean, and prediction by the nearest mean."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..batch import Tree
+from ..losses import at_least_float32
+from ..network import Network
 
 
 def herding(features: Tensor, n: int) -> Tensor:
@@ -25,3 +29,21 @@ def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return the classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
     labels = torch.unique(y)
     return labels, F.normalize(torch.stack([features[y == label].mean(0) for label in labels]), dim=1)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Return features as vectors of length one."""
+    return F.normalize(at_least_float32(features).flatten(1), dim=1)
+
+
+def minus_distances(features: Tensor, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
+    """Return minus the distance to the mean of each class; −∞ for classes without one, 0 if there is none at all."""
+    logits = features.new_full((len(features), outputs), -torch.inf if len(labels) else 0.0)
+    if len(labels):
+        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return logits
+
+
+def nearest_means(body: Network, x: Tree, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
+    """Return `minus_distances` of inputs, whose features are what the body returns."""
+    return minus_distances(unit(body(body.ready(x))), labels, means, outputs)

@@ -23,11 +23,10 @@ from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
 from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
-from ..serving import FrozenNetwork
+from ..serving import FrozenNetwork, Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
 from .base import Learner
-from .herding import class_means, herding
-from .nearest_means import NearestMeans, minus_distances, unit
+from .herding import class_means, herding, minus_distances, nearest_means, unit
 
 Keep = Literal["memory", "task"]
 
@@ -124,7 +123,7 @@ class ICaRL(Learner):
                     stored = memory.eligible(incoming.task) > 0
                     replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
                     batch = incoming if replayed is None else joined(incoming, replayed)
-                    losses = self._losses(network(self._ready(batch.x)), batch, new)  # ℓ
+                    losses = self._losses(network(network.ready(batch.x)), batch, new)  # ℓ
                     finite(losses.mean())
                     step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
             self._store(incoming, columns, new)
@@ -237,16 +236,14 @@ class ICaRL(Learner):
         """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
         return minus_distances(self._features(x), *self._class_means(), outputs(self.model))
 
-    def _served(self) -> NearestMeans:
+    def _served(self) -> Served:
         head, _ = find_head(self.model)
-        body = FrozenNetwork(self.network, {}, until=head)
-        served = NearestMeans(body, *self._class_means(), outputs(self.model))
-        if len(self.memory):
-            some = self.memory.get(self.memory.slots()[:1]).x
-            if not torch.equal(served(some), self._evaluate(some)):
-                raise InvalidInput(
-                    f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer"
-                )
+        labels, means = self._class_means()
+        answer = partial(nearest_means, labels=labels, means=means, outputs=outputs(self.model))
+        served = Served(FrozenNetwork(self.network, until=head), answer)
+        some = self.memory.get(self.memory.slots()[:1]).x if len(self.memory) else None
+        if some is not None and not torch.equal(served(some), self._evaluate(some)):
+            raise InvalidInput(f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer")
         return served
 
     def _class_means(self) -> tuple[Tensor, Tensor]:
@@ -264,7 +261,7 @@ class ICaRL(Learner):
         name, _ = find_head(self.model)
         with self.network.looking("evaluation"):
             ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
-            parts = [ask(self._ready(part), tensors, name)[1] for part in tree_parts(x)]
+            parts = [ask(self.network.ready(part), tensors, name)[1] for part in tree_parts(x)]
         return unit(torch.cat(parts))
 
     # ------------------------------------------------------------------------------------------------------- state

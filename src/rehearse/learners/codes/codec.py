@@ -74,8 +74,7 @@ class Codec:
 
     def frozen(self) -> Codec:
         """Return a copy with a network of its own, which never changes."""
-        with self.network.looking("evaluation"):
-            network = FrozenNetwork(self.network, self.tensors, batch_statistics=self.statistics == "batch")
+        network = FrozenNetwork(self.network, self.tensors, "scoring" if self.statistics == "batch" else "evaluation")
         return replace(self, network=network, tensors=dict(network.model.named_parameters()), statistics="running")
 
     @property

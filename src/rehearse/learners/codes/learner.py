@@ -11,20 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_inputs, tree_map, tree_parts
-from ...checks import check_positive, check_second, check_switches, check_task, is_number
+from ...checks import check_positive, check_second, check_switches, check_task, is_number, one_tensor
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ...latent import LatentSearch, View
+from ...losses import at_least_float32
 from ...memory import Memory
-from ...network import NamedGradient, Network, VirtualStep, finite
+from ...network import NamedGradient, Network, Tensors, VirtualStep, finite
 from ...random import RandomState, borrowed
-from ...serving import FrozenNetwork
+from ...serving import FrozenNetwork, Served
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
-from .rebuilt import Rebuilt
 from .search import CodeSearch, check_search
 
 
@@ -296,13 +296,17 @@ class CodeReplay(Learner):
             self.coded.keep(replace(known, x=self.codec.encode(inputs)), known.x)
             commit()
 
-    def _seen(self, x: Tree) -> Tensor:
-        inputs = self._inputs(x)
-        return self.codec.rebuild(inputs) if self.autoencode_test and len(inputs) else inputs
+    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
+        with self.network.looking("evaluation"):
+            return rebuilt_logits(self.network, x, self.network.twin.tensors(), self._test_codec())
 
-    def _served(self) -> Rebuilt:
-        codec = self.codec.frozen() if self.autoencode_test else None
-        return Rebuilt(FrozenNetwork(self.network, {}), codec)
+    def _served(self) -> Served:
+        codec = self._test_codec()
+        answer = partial(rebuilt_logits, tensors=None, codec=codec and codec.frozen())
+        return Served(FrozenNetwork(self.network), answer)
+
+    def _test_codec(self) -> Codec | None:
+        return self.codec if self.autoencode_test else None
 
     def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
         x = self._inputs(batch.x)
@@ -345,3 +349,11 @@ class CodeReplay(Learner):
         self._batches_since_snapshot = int(state["batches_since_snapshot"])
         for search in self._searches():
             search.load_state_dict(state["search"])
+
+
+def rebuilt_logits(network: Network, x: Tree, tensors: Tensors | None, codec: Codec | None) -> Tensor:
+    """Return the logits of what is read from the codes of inputs; of the inputs themselves if there is no codec."""
+    inputs = one_tensor(network.ready(x) if isinstance(x, Tensor) else None, "autoencoder")
+    if codec is not None and len(inputs):
+        inputs = codec.rebuild(inputs)
+    return at_least_float32(network(inputs, tensors))

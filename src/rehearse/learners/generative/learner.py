@@ -131,6 +131,7 @@ class GenerativeReplay(Learner):
         self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
+        self.plain.prepare = lambda x: x  # inputs are prepared here
 
     @property
     def generator(self) -> nn.Module:
@@ -206,6 +207,10 @@ class GenerativeReplay(Learner):
     def _beta(self, past: Past) -> float:
         return min(past.samples / self.warmup, self.beta)
 
+    def _bounds(self, past: Past, found: Any) -> Tensor:
+        """Return reconstruction + β · KL of what the generator's ``loss`` found, one value per sample."""
+        return Elbo(*found).total(self._beta(past))
+
     def _stale(self, *done: Descended) -> tuple[NamedGradient | None, ...]:
         """Return the last steps' gradients, if a retrieval asks for them."""
         both = zip(done, (self.classifier_retrieval, self.generator_retrieval), strict=True)
@@ -216,7 +221,7 @@ class GenerativeReplay(Learner):
     def _for_classifier(self, retrieval: LatentRetrieval, batch: Batch, past: Past, previous: Previous) -> Objective:
         """Return Eq. 2: how far θᵛ departs from θ′."""
         network = self.network
-        gradient = past.gradients[0] or network.virtual_gradient(batch.x, partial(self._mean_loss, batch))
+        gradient = past.gradients[0] or self.plain.virtual_gradient(batch).gradient
         tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
         decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
         return classifier_objective(retrieval.coefficients, decoder, before, retrieval.view_ahead(network, gradient))
@@ -224,7 +229,7 @@ class GenerativeReplay(Learner):
     def _for_generator(self, retrieval: LatentRetrieval, batch: Batch, past: Past, previous: Previous) -> Objective:
         """Return Eq. 3: how far φᵛ, γᵛ depart from φ′, γ′."""
         network = self.generator_network
-        gradient = past.gradients[1] or network.virtual_gradient(batch.x, partial(self._mean_bound, past), "loss")
+        gradient = past.gradients[1] or network.virtual_gradient("loss", batch.x, partial(self._bounds, past))
         if retrieval.reference == "current":
             previous = Previous(self.network.twin.tensors(), network.twin.tensors())
         classifier, before = View.scoring(self.network, previous.classifier), View.scoring(network, previous.generator)
@@ -269,7 +274,7 @@ class GenerativeReplay(Learner):
         n = len(batch)
 
         def objective(logits: Tensor) -> list[Tensor]:
-            first = self._mean_loss(batch, logits[:n])
+            first = self.loss(logits[:n], batch, False).mean()
             if replayed is None:
                 return [first]
             second = soft_cross_entropy(logits[n:], replayed.probabilities).mean()
@@ -281,18 +286,12 @@ class GenerativeReplay(Learner):
         """Descend the same of −ELBO for B_n and B_G."""
         n = len(batch)
 
-        def objective(bound: Elbo) -> list[Tensor]:
-            each = Elbo(*bound).total(self._beta(past))
+        def objective(bound: Any) -> list[Tensor]:
+            each = self._bounds(past, bound)
             first = each[:n].mean()
             return [first if replayed is None else first + self.replay_weight * each[n:].mean()]
 
         return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
-
-    def _mean_loss(self, batch: Batch, logits: Tensor) -> Tensor:
-        return self.loss(logits, batch, False).mean()
-
-    def _mean_bound(self, past: Past, bound: Any) -> Tensor:
-        return Elbo(*bound).total(self._beta(past)).mean()
 
     # ------------------------------------------------------------------------------------------------- measurements
 
