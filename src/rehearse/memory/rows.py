@@ -41,7 +41,7 @@ class Rows:
             if columns.keys() != self.columns.keys() | {ID}:
                 raise InvalidInput(f"this batch has the columns {sorted(columns)}; all need {sorted(self.columns)}")
             if self.file is not None:
-                raise InvalidInput(f"{self.file.path} was laid out without ids; give none, or start another file")
+                raise InvalidInput(f"{self.file.path} has no ids: give them from the first batch on, or start anew")
         self.check_alike(x, columns)
 
     def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
