@@ -234,3 +234,10 @@ def _from_array(values: np.ndarray[Any, Any], name: str) -> Tensor:
     # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
     plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
     return torch.from_numpy(values if plain else values.copy())
+
+
+def one_tensor(x: Any, name: str) -> Tensor:
+    """Return prepared inputs, if the network of this name can take them."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
+    return x

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .batch import Batch
 from .errors import InvalidInput, InvalidType
@@ -58,13 +58,6 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
     if lacking:
         what, protocol = f"the {name} is a {type(network).__name__}", f"rehearse.latent.{name.capitalize()}"
         raise InvalidType(f"{what}, which lacks {' and '.join(lacking)} (see {protocol})")
-
-
-def one_tensor(x: Any, name: str) -> Tensor:
-    """Return prepared inputs, if the network of this name can take them."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        raise InvalidInput(f"the {name} takes one tensor of real numbers; these inputs are something else")
-    return x
 
 
 def is_number(value: Any) -> bool:

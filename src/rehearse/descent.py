@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .accelerate import offers
 from .batch import Tree
 from .network import NamedGradient, Network, finite
 from .undo import Operations, run
@@ -72,7 +71,7 @@ def descend(
     Raises:
         NotFinite: If a loss or a gradient is not finite.
     """
-    fast = offers("DESCENTS", network.model) if updates > 1 and method == "forward" else []
+    fast = network.descents if updates > 1 and method == "forward" else []
     descent: PlainDescent = next(filter(None, [offer(network, x) for offer in fast]), PlainDescent(network, x, method))
     operations: Operations = ()
     for _ in range(updates):

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import repeat
 from operator import call
@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import optimizer as global_hooks
 
-from .accelerate import kernels
+from .accelerate import kernels, offers
 from .batch import Tree, tree_leaves, tree_map
 from .checks import check_model
 from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
@@ -31,6 +32,8 @@ from .undo import Operations, Restore, run
 Parameter = tuple[Tensor, dict[str, Any]]  # a parameter and its optimizer group
 Tensors = Mapping[str, Tensor]
 VirtualStep = Literal["sgd", "optimizer"]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+GLOBAL_HOOKS = [getattr(hooks, f"_global{name}") for name in HOOKS]
 FULL = contextlib.nullcontext()
 # Without autocast's cache of weights: an interrupt could leave an old one in it.
 reduced = partial(torch.autocast, cache_enabled=False)
@@ -94,6 +97,7 @@ class Network:
         # In bfloat16 compiled kernels train this copy.
         self._trained = Twin(model, install, shared=True) if trains else None
         self._saved: list[Restore] = []
+        self.descents = offers("DESCENTS", model)
         self.least_outputs = outputs(model)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -391,3 +395,9 @@ def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
         and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
         and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
     )
+
+
+def watched(modules: Iterable[nn.Module]) -> bool:
+    """Return whether hooks or a replaced ``forward`` see, or change, what one of the modules computes."""
+    held = [vars(module) for module in modules]
+    return any(GLOBAL_HOOKS) or any("forward" in own or any(map(own.get, HOOKS)) for own in held)

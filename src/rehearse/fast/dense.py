@@ -9,7 +9,7 @@ thin matrices. Two gradients are added by stacking their rows, and a layer after
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from operator import call
@@ -18,18 +18,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.nn.modules import module as hooks
 
 from ..batch import Batch, Tree
 from ..engine import Layers, Passed, Plain, joined
 from ..errors import InvalidInput
 from ..losses import CrossEntropy
-from ..network import NamedGradient, VirtualStep, finite, is_plain_sgd, rate
+from ..network import NamedGradient, VirtualStep, finite, is_plain_sgd, rate, watched
 from ..undo import Operations
 
 relu_backward = torch.ops.aten.threshold_backward.default
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-GLOBAL_HOOKS = [getattr(hooks, f"_global{name}") for name in HOOKS]
 
 
 class Layer(NamedTuple):
@@ -184,9 +181,3 @@ def _chain(model: nn.Module, flat: bool) -> list[nn.Linear]:
     relus = [module for module in parts[1::2] if type(module) is nn.ReLU]
     chain = len(linears) == len(relus) + 1 and len(linears) + len(relus) == len(parts)
     return linears if chain and flat else []
-
-
-def watched(modules: Iterable[nn.Module]) -> bool:
-    """Return whether hooks or a replaced ``forward`` see, or change, what one of the modules computes."""
-    held = [vars(module) for module in modules]
-    return any(GLOBAL_HOOKS) or any("forward" in own or any(map(own.get, HOOKS)) for own in held)

@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from ..batch import Tree
 from ..errors import InvalidInput, NotFinite
-from ..network import NamedGradient, Network, is_plain_sgd, rate
+from ..network import NamedGradient, Network, is_plain_sgd, rate, watched
 from ..undo import Operations
-from .dense import watched
 
 
 class Affine(Protocol):

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, tree_parts
+from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean
-from ..checks import check_positive, one_tensor
+from ..checks import check_positive
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_inputs, tree_map, tree_parts
-from ...checks import check_positive, check_second, check_switches, check_task, is_number, one_tensor
+from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts
+from ...checks import check_positive, check_second, check_switches, check_task, is_number
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
 from ...latent import LatentSearch, View

@@ -221,7 +221,8 @@ class GenerativeReplay(Learner):
     def _for_classifier(self, retrieval: LatentRetrieval, batch: Batch, past: Past, previous: Previous) -> Objective:
         """Return Eq. 2: how far θᵛ departs from θ′."""
         network = self.network
-        gradient = past.gradients[0] or self.plain.virtual_gradient(batch).gradient
+        losses = partial(self.loss, batch=batch, replayed=False)
+        gradient = past.gradients[0] or network.virtual_gradient("forward", batch.x, losses)
         tensors = previous.classifier if retrieval.reference == "snapshot" else network.twin.tensors()
         decoder, before = View.scoring(self.generator_network, previous.generator), View.scoring(network, tensors)
         return classifier_objective(retrieval.coefficients, decoder, before, retrieval.view_ahead(network, gradient))

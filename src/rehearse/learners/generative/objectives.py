@@ -152,10 +152,10 @@ def generator_objective(
 
     # One draw of the noise of q(z|x) serves both sides and all steps, so that points differ by themselves alone. If
     # reconstruction has weight 0 it is only measured, always with the same noise, and no noise is drawn.
-    noise = RandomState(int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0)
+    noise = int(torch.randint(1 << 62, ())) if coefficients.reconstruction else 0
 
     def judged(network: View, x: Tensor) -> Elbo:
-        with borrowed(noise):
+        with borrowed(RandomState(noise)):
             return network.loss(x)
 
     def terms(z: Tensor, wanted: Iterable[str]) -> Terms:
