@@ -97,14 +97,10 @@ def lock(file: IO[Any] | int) -> bool:
     return True
 
 
-def release(descriptor: int, process: int) -> None:
-    """Close a file of which there may be copies of the descriptor: a mapping has one.
-
-    It is unlocked too, if this is the process that locked it: a forked child shares the lock.
-    """
+def unlock(descriptor: int, process: int) -> None:
+    """Unlock a file of which there may be copies of the descriptor, unless a forked child asks: it shares the lock."""
     if process == os.getpid():
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def remove_unfinished(path: Path) -> None:

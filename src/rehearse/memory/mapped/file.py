@@ -17,6 +17,7 @@ import os
 import shutil
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync
+from ...files import lock, overwrite, remove_unfinished, replacing, reserve, sync, unlock
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -66,8 +67,8 @@ class MappedFile:
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
-            descriptor, header = self._locked()
-            os.close(descriptor)
+            with ExitStack() as opened:
+                _, header = self._locked(opened)
             if header.confirmed:
                 raise InvalidInput(f"{self.path} is of an earlier run: load its checkpoint, or delete it to start over")
         elif generations(self.path):
@@ -104,32 +105,33 @@ class MappedFile:
             self.path.unlink()
 
     def _open(self) -> None:
-        descriptor, header = self._locked()
-        self._process = os.getpid()
-        self._close = weakref.finalize(self, release, descriptor, self._process)
-        layout, found = Layout(header.layout), os.fstat(descriptor).st_size
-        size = header.size + self.capacity * layout.row_bytes
-        if header.capacity != self.capacity or found < size:
-            held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
-            raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
-        self._descriptor, self._header, self._layout = descriptor, header, layout
-        self._map = mmap.mmap(descriptor, size)
-        self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
-        self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
+        opened = ExitStack()  # owns the descriptor from the moment there is one: an interrupt leaves nothing locked
+        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
+        try:
+            descriptor, header = self._locked(opened)
+            layout, found = Layout(header.layout), os.fstat(descriptor).st_size
+            size = header.size + self.capacity * layout.row_bytes
+            if header.capacity != self.capacity or found < size:
+                held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
+                raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
+            self._descriptor, self._header, self._layout = descriptor, header, layout
+            self._map = mmap.mmap(descriptor, size)
+            self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
+            self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
+        except BaseException:
+            self.close()
+            raise
 
-    def _locked(self) -> tuple[int, Header]:
+    def _locked(self, opened: ExitStack) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR)
+            file = opened.enter_context(open(self.path, "r+b", buffering=0))
         except OSError as problem:
             raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
-        try:
-            if lock(descriptor):
-                return descriptor, Header.read(descriptor, self.path)
+        opened.callback(unlock, file.fileno(), os.getpid())
+        if not lock(file):
             raise InvalidInput(f"{self.path} is in use by another memory; close that first (memory.close())")
-        except BaseException:
-            os.close(descriptor)
-            raise
+        return file.fileno(), Header.read(file.fileno(), self.path)
 
     def check_process(self) -> None:
         """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
