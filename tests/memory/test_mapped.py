@@ -154,6 +154,19 @@ def test_a_closed_memory_writes_nowhere(mapped: ReservoirMemory, tmp_path: Path)
     assert all((tmp_path / f"other {number}").stat().st_size == 0 for number in range(20))
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list what is open")
+def test_a_closed_memory_has_nothing_open_or_mapped(mapped: ReservoirMemory, tmp_path: Path) -> None:
+    def opened() -> int:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [os.readlink(link) for link in links if link.exists()].count(str(tmp_path / "samples"))
+
+    feed(mapped, 0, 10)
+    assert opened() > 0
+    mapped.close()
+    assert opened() == 0
+    assert str(tmp_path / "samples") not in Path("/proc/self/maps").read_text("utf-8")
+
+
 def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
     feed(mapped, 0, 10)
     fork = mapped.state_dict()

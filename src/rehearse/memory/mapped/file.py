@@ -40,6 +40,7 @@ RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the 
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 CHUNK: Final = 4096  # rows or records handled at once
 NO_ROWS: Final = np.zeros((0, 0), dtype=np.uint8)
+NO_MAP: Final = mmap.mmap(-1, PAGE)
 
 
 class MappedFile:
@@ -57,6 +58,7 @@ class MappedFile:
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
         self._journal: Journal | None = None  # of the last checkpoint of this history
         self._rows: Bytes = NO_ROWS
+        self._map = NO_MAP
         self._resident = 0
         self._close: Callable[[], object] | None = None
 
@@ -93,7 +95,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Close the file; what it holds stays there."""
-        self._rows = NO_ROWS
+        self._rows, self._map = NO_ROWS, NO_MAP  # a mapping holds a descriptor of its own
         if self._close is not None:
             self._close()
         self._close = None
