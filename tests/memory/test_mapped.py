@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import rehearse
-from rehearse import ClassBalancedMemory, Memory, Replay, ReservoirMemory, RingMemory, Uniform
+from rehearse import Batch, ClassBalancedMemory, Memory, Replay, ReservoirMemory, RingMemory, Uniform
 from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from sameness import assert_same
 
 POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
 CAPACITY = 40
@@ -165,6 +167,36 @@ def test_a_closed_memory_has_nothing_open_or_mapped(mapped: ReservoirMemory, tmp
     mapped.close()
     assert opened() == 0
     assert str(tmp_path / "samples") not in Path("/proc/self/maps").read_text("utf-8")
+
+
+CLOSED: dict[str, Callable[[Memory], Any]] = {
+    "add": lambda memory: feed(memory, 10, 11),
+    "keep": lambda memory: memory.keep(Batch(*samples(10)), {}),
+    "check": lambda memory: memory.check(Batch(*samples(10))),
+    "sample": lambda memory: memory.sample(2),
+    "get": lambda memory: memory.get([0]),
+    "all": lambda memory: memory.all(),
+    "rewrite": lambda memory: memory.rewrite(torch.tensor([0]), samples(10)[0][:1]),
+    "summary": lambda memory: memory.summary(),
+    "nbytes": lambda memory: memory.nbytes,
+    "forget": lambda memory: memory.forget(slots=[0]),
+    "state_dict": lambda memory: memory.state_dict(),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_memory_is_refused_until_a_state_is_loaded(name: str, policy: type[Memory], tmp_path: Path) -> None:
+    mapped, reference = policy(CAPACITY, path=tmp_path / "samples"), policy(CAPACITY)
+    feed(mapped, 0, 10)
+    feed(reference, 0, 10)
+    state = mapped.state_dict()
+    mapped.close()
+    content = (tmp_path / "samples").read_bytes()
+    with pytest.raises(InvalidInput, match=r"file .*samples is closed; load a checkpoint to go on"):
+        CLOSED[name](mapped)
+    assert (tmp_path / "samples").read_bytes() == content
+    mapped.load_state_dict(state)
+    assert same(mapped, reference)
 
 
 def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
@@ -422,6 +454,33 @@ def test_a_learner_with_a_mapped_memory_goes_on_bit_for_bit(tmp_path: Path) -> N
         assert one.observe(*samples(number)).incoming_loss == other.observe(*samples(number)).incoming_loss
     for mine, reference in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, reference)
+
+
+def test_a_learner_with_a_closed_memory_is_not_saved_and_can_be_loaded(tmp_path: Path) -> None:
+    one, other = learner(tmp_path / "samples"), learner(tmp_path / "others")
+    for number in range(4):
+        one.observe(*samples(number))
+        other.observe(*samples(number + 4))
+    rehearse.save(one, tmp_path / "checkpoint")
+    rehearse.save(other, tmp_path / "foreign")
+    content, held, weights = (tmp_path / "checkpoint").read_bytes(), one.memory.all(), picture(one)
+    one.memory.close()
+    for call in (
+        lambda: rehearse.save(one, tmp_path / "checkpoint"),
+        lambda: one.observe(*samples(4)),
+        lambda: rehearse.load(tmp_path / "foreign", into=one),  # refused, and leaves the memory closed
+        lambda: one.observe(*samples(4)),
+    ):
+        with pytest.raises((InvalidInput, CheckpointError), match="is closed|another memory"):
+            call()
+        assert_same(picture(one), weights)
+    assert (tmp_path / "checkpoint").read_bytes() == content
+    rehearse.load(tmp_path / "checkpoint", into=one)
+    assert torch.equal(one.memory.all().x, held.x)
+
+
+def picture(one: Replay) -> dict[str, Any]:
+    return {name: value.clone() for name, value in one.model.state_dict().items()} | {"seen": one.memory.seen}
 
 
 def test_a_refused_checkpoint_leaves_the_learner_as_it_was(tmp_path: Path) -> None:
