@@ -206,6 +206,7 @@ class Memory(ABC):
         self.check_open()
         self._rows.check_alike(x, {})
         self._rows.write(slots, x, {})
+        self.changes += 1
 
     # ---------------------------------------------------------------------------------------------------- facts
 
