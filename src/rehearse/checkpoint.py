@@ -76,7 +76,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
             file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
             file.write(payload)
     except OSError as problem:
-        raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}; what was there stays") from problem
+        raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}") from problem
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:

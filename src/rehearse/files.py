@@ -33,8 +33,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
     """Open a file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
 
     A link stays a link, and a file keeps its mode; a new one has ``mode``, less what the process masks. Errors of the
-    system name ``path``.
+    system name ``path`` and say what is there now.
     """
+    outcome = "what was there before is untouched"
     place = Path(os.path.realpath(path))
     temporary = place.parent / f".{place.name}.{secrets.token_hex(4)}.tmp"
     try:
@@ -45,12 +46,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, place)
+        outcome = "the new file is in place, but a power failure may undo that"
         sync(place.parent)  # a renamed file is safe only when its directory is synced too
     except BaseException as problem:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(problem, OSError) and problem.errno is not None:
-            raise OSError(problem.errno, problem.strerror, str(path)) from problem
+            raise OSError(problem.errno, f"{problem.strerror}; {outcome}", str(path)) from problem
         raise
 
 

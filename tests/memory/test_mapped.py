@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -477,6 +478,30 @@ def test_a_learner_with_a_closed_memory_is_not_saved_and_can_be_loaded(tmp_path:
     assert (tmp_path / "checkpoint").read_bytes() == content
     rehearse.load(tmp_path / "checkpoint", into=one)
     assert torch.equal(one.memory.all().x, held.x)
+
+
+def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tmp_path / "samples")
+    one.observe(*samples(0))
+    rehearse.save(one, tmp_path / "checkpoint")
+    one.observe(*samples(1))
+
+    def full(path: Path, mode: int = 0o666) -> None:
+        raise OSError(errno.ENOSPC, "no space left on the disk")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("rehearse.memory.mapped.journal.replacing", full)
+        for call in (
+            lambda: rehearse.save(one, tmp_path / "other"),
+            lambda: rehearse.load(tmp_path / "checkpoint", into=one),
+        ):
+            with pytest.raises(CheckpointError, match=r"cannot write the journal of .*: no space left"):
+                call()
+    assert not (tmp_path / "other").exists()
+    rehearse.load(tmp_path / "checkpoint", into=one)
+    assert one.memory.seen == 8
 
 
 def picture(one: Replay) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -191,12 +191,17 @@ class MappedFile:
         fresh = slots[~self._touched[slots]]
         held = fresh[self._digests[fresh] != 0]
         if self._journal is not None and len(held):
-            try:
+            with self._journaling("; the samples were not overwritten"):
                 self._journal.append(kind, held, self._rows[held] if kind == ROW else 0)
-            except OSError as problem:
-                why = f"{problem.strerror}; the samples were not overwritten"
-                raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
         self._touched[fresh] = True
+
+    @contextmanager
+    def _journaling(self, outcome: str = "") -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            why = f"{problem.strerror}{outcome}"
+            raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -205,10 +210,11 @@ class MappedFile:
         self.check_process()
         header, journal = self._header, self._journal
         if journal is None or self._touched.any():
-            self.sync()
-            header.last += 1
-            self._write_counter()
-            journal = self._begin(self._journal_of(header.last))
+            with self._journaling():
+                self.sync()
+                header.last += 1
+                self._write_counter()
+                journal = self._begin(self._journal_of(header.last))
         names = {"file": header.name.hex(), "generation": journal.generation, "layout": header.layout}
         return names | {"digests": torch.from_numpy(self._digests.view(np.int64).copy())}
 
@@ -274,13 +280,14 @@ class MappedFile:
         for slot in kept[source[kept] > 0].tolist():
             overwrite(self._rows, slot, sources[source[slot]][place[slot]])
         overwrite(self._rows, forgotten, 0)
-        self.sync()
         (first, *later), gone = journals, np.flatnonzero(forgotten)
-        first.append(FORGOTTEN, gone)
-        sync(first.path)
-        for journal in reversed(later):
-            journal.path.unlink()
-        self._begin(first, gone)
+        with self._journaling("; load the checkpoint again"):
+            self.sync()
+            first.append(FORGOTTEN, gone)
+            sync(first.path)
+            for journal in reversed(later):
+                journal.path.unlink()
+            self._begin(first, gone)
         return gone
 
     def _begin(self, journal: Journal, forgotten: Slots | tuple[()] = ()) -> Journal:
