@@ -313,6 +313,27 @@ def test_numpy_numbers_are_saved_and_the_file_has_the_mode_of_the_process(tmp_pa
     rehearse.load(tmp_path / "saved", into=one)
 
 
+@pytest.mark.parametrize("kind", ["device", "link to a device", "pipe", "directory"])
+def test_what_is_no_file_is_never_replaced(kind: str, tmp_path: Path) -> None:
+    place = path = tmp_path / "there"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif os.geteuid() == 0:
+        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    else:
+        pytest.skip("only root makes a device")
+    if kind == "link to a device":
+        path = tmp_path / "link"
+        path.symlink_to(place)
+    before = place.lstat()
+    with pytest.raises(CheckpointError, match="neither a regular file nor a link to one; what was there before"):
+        write_state(path, {})
+    assert (place.lstat().st_mode, place.lstat().st_ino) == (before.st_mode, before.st_ino)
+    assert {one.name for one in tmp_path.iterdir()} == {place.name, path.name}
+
+
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot write"):
         write_state(tmp_path / "none" / "state", {})

@@ -7,6 +7,7 @@ appended whole or not at all. Bytes of a mapped file change in `overwrite` alone
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -39,6 +40,8 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
     place = Path(os.path.realpath(path))
     temporary = place.parent / f".{place.name}.{secrets.token_hex(4)}.tmp"
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
         with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             if place.exists():
                 os.fchmod(file.fileno(), place.stat().st_mode & 0o777)
