@@ -213,6 +213,48 @@ def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
         mapped.load_state_dict(abandoned)
 
 
+def test_a_generation_is_never_given_twice_although_the_counter_was_lost(tmp_path: Path) -> None:
+    """What a power failure may leave: journals are on the disk, the header is an earlier one."""
+    path = tmp_path / "samples"
+    memory = ReservoirMemory(CAPACITY, path=path)
+    feed(memory, 0, 10)
+    fork, header = memory.state_dict(), path.read_bytes()[:4096]
+    feed(memory, 10, 20)
+    abandoned = memory.state_dict()
+    memory.close()
+    with open(path, "r+b") as file:
+        file.write(header)
+    for start in (30, 50):  # the second time the journal of the abandoned state is gone, too
+        again = ReservoirMemory(CAPACITY, path=path)
+        again.load_state_dict(fork)
+        again.close()
+        again.load_state_dict(fork)
+        feed(again, start, start + 10)
+        assert again.state_dict()["file"]["generation"] > abandoned["file"]["generation"]
+        with pytest.raises(CheckpointError, match="loaded and continued"):
+            again.load_state_dict(abandoned)
+        again.close()
+
+
+def test_the_counter_is_on_the_disk_before_it_is_used(mapped: ReservoirMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+        return lambda *arguments: (calls.append(name), call(*arguments))[1]
+
+    feed(mapped, 0, 10)
+    for name in ("pwrite", "fsync", "replace", "unlink"):
+        monkeypatch.setattr(os, name, noting(name))
+    for number in (10, 20):
+        state = mapped.state_dict()
+        mapped.confirm(state)
+        feed(mapped, number, number + 10)
+    written = [position for position, name in enumerate(calls) if name == "pwrite"]
+    assert len(written) == 4
+    assert all(calls[position + 1] == "fsync" for position in written)
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 

@@ -117,6 +117,7 @@ class MappedFile:
                 held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
                 raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
             self._descriptor, self._header, self._layout = descriptor, header, layout
+            header.last = max([header.last, *generations(self.path)])
             self._map = mmap.mmap(descriptor, size)
             self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
             self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
@@ -229,6 +230,7 @@ class MappedFile:
 
     def _write_counter(self) -> None:
         os.pwrite(self._descriptor, self._header.counter(), FIXED.size)
+        os.fsync(self._descriptor)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
@@ -282,6 +284,7 @@ class MappedFile:
         overwrite(self._rows, forgotten, 0)
         (first, *later), gone = journals, np.flatnonzero(forgotten)
         with self._journaling("; load the checkpoint again"):
+            self._write_counter()  # before the journals that prove it are gone
             self.sync()
             first.append(FORGOTTEN, gone)
             sync(first.path)
