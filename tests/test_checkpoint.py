@@ -299,18 +299,49 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "folder") == ["state"]
 
 
-def test_numpy_numbers_are_saved_and_the_file_has_the_mode_of_the_process(tmp_path: Path) -> None:
+def test_numpy_numbers_are_saved(tmp_path: Path) -> None:
     """As the rate of an optimizer, say; torch's loader would refuse them."""
     model = nn.Linear(4, 3)
     one = Replay(model, torch.optim.SGD(model.parameters(), np.float64(0.1)), ReservoirMemory(8))
     observe(one, 0, 2)
+    rehearse.save(one, tmp_path / "saved")
+    rehearse.load(tmp_path / "saved", into=one)
+
+
+def test_samples_are_for_the_owner_alone_and_all_else_has_the_mode_of_the_process(tmp_path: Path) -> None:
+    in_ram, in_file, model = learner(), learner(), nn.Linear(4, 3)
+    without = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    in_file.memory = ReservoirMemory(8, path=tmp_path / "samples")
     mask = os.umask(0o022)
     try:
-        rehearse.save(one, tmp_path / "saved")
+        for name, one in {"in RAM": in_ram, "in a file": in_file, "without": without}.items():
+            observe(one, 0, 2)
+            rehearse.save(one, tmp_path / name)
     finally:
         os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "saved").stat().st_mode) == 0o644
-    rehearse.load(tmp_path / "saved", into=one)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {name: 0o600 for name in ("in RAM", "in a file", "samples", "samples.1.undo")} | {"without": 0o644}
+
+
+@pytest.mark.parametrize("kind", ["device", "link to a device", "pipe", "directory"])
+def test_what_is_no_file_is_never_replaced(kind: str, tmp_path: Path) -> None:
+    place = path = tmp_path / "there"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "directory":
+        place.mkdir()
+    elif os.geteuid() == 0:
+        os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    else:
+        pytest.skip("only root makes a device")
+    if kind == "link to a device":
+        path = tmp_path / "link"
+        path.symlink_to(place)
+    before = place.lstat()
+    with pytest.raises(CheckpointError, match="neither a regular file nor a link to one; what was there before"):
+        write_state(path, {})
+    assert (place.lstat().st_mode, place.lstat().st_ino) == (before.st_mode, before.st_ino)
+    assert {one.name for one in tmp_path.iterdir()} == {place.name, path.name}
 
 
 def test_no_directory(tmp_path: Path) -> None:

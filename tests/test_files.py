@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,27 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     other.write_bytes(b"of another file")
     remove_unfinished(path)
     assert os.listdir(tmp_path) == [other.name]
+
+
+def test_an_error_says_whether_the_old_file_or_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, kind_of = tmp_path / "page.md", os.fstat
+
+    def refuse(kind: Callable[[int], bool]) -> Callable[[int], None]:
+        def fsync(descriptor: int) -> None:
+            if kind(kind_of(descriptor).st_mode):
+                raise OSError(errno.EIO, "disk error")
+
+        return fsync
+
+    write_whole(path, "one")
+    monkeypatch.setattr(os, "fsync", refuse(stat.S_ISREG))
+    with pytest.raises(OSError, match="disk error; what was there before is untouched"):
+        write_whole(path, "two")
+    assert path.read_text("utf-8") == "one"
+    monkeypatch.setattr(os, "fsync", refuse(stat.S_ISDIR))
+    with pytest.raises(OSError, match="disk error; the new file is in place"):
+        write_whole(path, "two")
+    assert path.read_text("utf-8") == "two"
+    assert os.listdir(tmp_path) == ["page.md"]

@@ -34,7 +34,8 @@ OLDER: Final = "was written by an earlier version of rehearse, and this one cann
 def save(learner: Learner, path: str | os.PathLike[str]) -> None:
     """Write everything that decides what the learner does next: model, optimizer, memory, random state.
 
-    The file appears whole or not at all; an older one at the same place stays until the new one is safely written.
+    The file appears whole or not at all; an older one at the same place stays until the new one is safely written. A
+    new file of a learner with a memory can be read by its owner alone: it may hold samples.
 
     Raises:
         CheckpointError: If the file cannot be written.
@@ -42,7 +43,7 @@ def save(learner: Learner, path: str | os.PathLike[str]) -> None:
     if not isinstance(learner, Learner):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
     state = learner.state_dict()
-    write_state(path, {"content": LEARNER, "state": state})
+    write_state(path, {"content": LEARNER, "state": state}, mode=0o666 if learner.memory is None else 0o600)
     learner.confirm(state)
 
 
@@ -66,17 +67,20 @@ def load(path: str | os.PathLike[str], into: Learner) -> None:
         raise CheckpointError(f"cannot load {path}: {problem}") from problem
 
 
-def write_state(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values (numbers, strings, lists, tuples, dicts with plain keys) to one verified file."""
+def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], mode: int = 0o666) -> None:
+    """Write tensors and plain values (numbers, strings, lists, tuples, dicts with plain keys) to one verified file.
+
+    A new file gets ``mode``, less what the process masks.
+    """
     buffer = io.BytesIO()
     torch.save(_plain(dict(state), "state"), buffer)
     payload = buffer.getbuffer()
     try:
-        with replacing(Path(path)) as file:
+        with replacing(Path(path), mode) as file:
             file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
             file.write(payload)
     except OSError as problem:
-        raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}; what was there stays") from problem
+        raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}") from problem
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:

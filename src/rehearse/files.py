@@ -7,6 +7,7 @@ appended whole or not at all. Bytes of a mapped file change in `overwrite` alone
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import io
 import os
@@ -33,11 +34,14 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
     """Open a file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
 
     A link stays a link, and a file keeps its mode; a new one has ``mode``, less what the process masks. Errors of the
-    system name ``path``.
+    system name ``path`` and say what is there now.
     """
+    outcome = "what was there before is untouched"
     place = Path(os.path.realpath(path))
     temporary = place.parent / f".{place.name}.{secrets.token_hex(4)}.tmp"
     try:
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
         with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             if place.exists():
                 os.fchmod(file.fileno(), place.stat().st_mode & 0o777)
@@ -45,12 +49,13 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, place)
+        outcome = "the new file is in place, but a power failure may undo that"
         sync(place.parent)  # a renamed file is safe only when its directory is synced too
     except BaseException as problem:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         if isinstance(problem, OSError) and problem.errno is not None:
-            raise OSError(problem.errno, problem.strerror, str(path)) from problem
+            raise OSError(problem.errno, f"{problem.strerror}; {outcome}", str(path)) from problem
         raise
 
 
@@ -97,14 +102,10 @@ def lock(file: IO[Any] | int) -> bool:
     return True
 
 
-def release(descriptor: int, process: int) -> None:
-    """Close a file of which there may be copies of the descriptor: a mapping has one.
-
-    It is unlocked too, if this is the process that locked it: a forked child shares the lock.
-    """
+def unlock(descriptor: int, process: int) -> None:
+    """Unlock a file of which there may be copies of the descriptor, unless a forked child asks: it shares the lock."""
     if process == os.getpid():
         fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def remove_unfinished(path: Path) -> None:

@@ -18,7 +18,8 @@ from interrupting import SEED, Interruption, check, contents, picture
 from small_learners import BY_THEMSELVES, SETTINGS, Case, batch
 
 import rehearse
-from rehearse import Learner
+from rehearse import Learner, ReservoirMemory
+from rehearse.memory.mapped import MappedFile
 from sameness import assert_same, differences
 
 EVERY_LINE = os.environ.get("REHEARSE_EVERY_LINE") == "1"
@@ -109,3 +110,27 @@ def test_an_exception_at_any_line_of_a_look_changes_nothing(name: str, look: str
         found = differences(picture(learner), before)
         assert not found, (interruption.where, found)
     assert_same(LOOKS[look](learner), expected)
+
+
+def test_an_interrupt_at_any_line_of_opening_leaves_no_lock(tmp_path: Path) -> None:
+    """The batch is observed again after every line of starting the file."""
+
+    def starting(counted: Interruption) -> Sequence[int]:
+        return sorted(line for stack, line in counted.first.items() if MappedFile.start.__code__ in stack)
+
+    assert check(SETTINGS["replay mi2, mapped memory, batch 0"], tmp_path, starting, follow=1) > 50
+
+
+def test_an_interrupt_at_any_line_of_loading_leaves_no_lock(tmp_path: Path) -> None:
+    memory = ReservoirMemory(20, path=tmp_path / "samples")
+    memory.add(torch.arange(20.0), torch.arange(20))
+    state, counted = memory.state_dict(), Interruption()
+    memory.close()
+    counted(lambda: memory.load_state_dict(state))
+    memory.close()
+    for line in sorted(counted.first.values()):
+        interruption = Interruption(line)
+        interruption(lambda: ReservoirMemory(20, path=tmp_path / "samples").load_state_dict(state))
+        memory.load_state_dict(state)
+        assert memory.all().y.tolist() == list(range(20)), interruption.where
+        memory.close()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import rehearse
-from rehearse import ClassBalancedMemory, Memory, Replay, ReservoirMemory, RingMemory, Uniform
+from rehearse import Batch, ClassBalancedMemory, Memory, Replay, ReservoirMemory, RingMemory, Uniform
 from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from sameness import assert_same
 
 POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
 CAPACITY = 40
@@ -154,6 +157,49 @@ def test_a_closed_memory_writes_nowhere(mapped: ReservoirMemory, tmp_path: Path)
     assert all((tmp_path / f"other {number}").stat().st_size == 0 for number in range(20))
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the system does not list what is open")
+def test_a_closed_memory_has_nothing_open_or_mapped(mapped: ReservoirMemory, tmp_path: Path) -> None:
+    def opened() -> int:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [os.readlink(link) for link in links if link.exists()].count(str(tmp_path / "samples"))
+
+    feed(mapped, 0, 10)
+    assert opened() > 0
+    mapped.close()
+    assert opened() == 0
+    assert str(tmp_path / "samples") not in Path("/proc/self/maps").read_text("utf-8")
+
+
+CLOSED: dict[str, Callable[[Memory], Any]] = {
+    "add": lambda memory: feed(memory, 10, 11),
+    "keep": lambda memory: memory.keep(Batch(*samples(10)), {}),
+    "check": lambda memory: memory.check(Batch(*samples(10))),
+    "sample": lambda memory: memory.sample(2),
+    "get": lambda memory: memory.get([0]),
+    "all": lambda memory: memory.all(),
+    "rewrite": lambda memory: memory.rewrite(torch.tensor([0]), samples(10)[0][:1]),
+    "summary": lambda memory: memory.summary(),
+    "nbytes": lambda memory: memory.nbytes,
+    "forget": lambda memory: memory.forget(slots=[0]),
+    "state_dict": lambda memory: memory.state_dict(),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_a_closed_memory_is_refused_until_a_state_is_loaded(name: str, policy: type[Memory], tmp_path: Path) -> None:
+    mapped, reference = policy(CAPACITY, path=tmp_path / "samples"), policy(CAPACITY)
+    feed(mapped, 0, 10)
+    feed(reference, 0, 10)
+    state = mapped.state_dict()
+    mapped.close()
+    content = (tmp_path / "samples").read_bytes()
+    with pytest.raises(InvalidInput, match=r"file .*samples is closed; load a checkpoint to go on"):
+        CLOSED[name](mapped)
+    assert (tmp_path / "samples").read_bytes() == content
+    mapped.load_state_dict(state)
+    assert same(mapped, reference)
+
+
 def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
     feed(mapped, 0, 10)
     fork = mapped.state_dict()
@@ -165,6 +211,48 @@ def test_a_way_not_taken_is_refused(mapped: ReservoirMemory) -> None:
     assert other["file"]["generation"] != abandoned["file"]["generation"]
     with pytest.raises(CheckpointError, match="loaded and continued"):
         mapped.load_state_dict(abandoned)
+
+
+def test_a_generation_is_never_given_twice_although_the_counter_was_lost(tmp_path: Path) -> None:
+    """What a power failure may leave: journals are on the disk, the header is an earlier one."""
+    path = tmp_path / "samples"
+    memory = ReservoirMemory(CAPACITY, path=path)
+    feed(memory, 0, 10)
+    fork, header = memory.state_dict(), path.read_bytes()[:4096]
+    feed(memory, 10, 20)
+    abandoned = memory.state_dict()
+    memory.close()
+    with open(path, "r+b") as file:
+        file.write(header)
+    for start in (30, 50):  # the second time the journal of the abandoned state is gone, too
+        again = ReservoirMemory(CAPACITY, path=path)
+        again.load_state_dict(fork)
+        again.close()
+        again.load_state_dict(fork)
+        feed(again, start, start + 10)
+        assert again.state_dict()["file"]["generation"] > abandoned["file"]["generation"]
+        with pytest.raises(CheckpointError, match="loaded and continued"):
+            again.load_state_dict(abandoned)
+        again.close()
+
+
+def test_the_counter_is_on_the_disk_before_it_is_used(mapped: ReservoirMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def noting(name: str) -> Callable[..., Any]:
+        call = getattr(os, name)
+        return lambda *arguments: (calls.append(name), call(*arguments))[1]
+
+    feed(mapped, 0, 10)
+    for name in ("pwrite", "fsync", "replace", "unlink"):
+        monkeypatch.setattr(os, name, noting(name))
+    for number in (10, 20):
+        state = mapped.state_dict()
+        mapped.confirm(state)
+        feed(mapped, number, number + 10)
+    written = [position for position, name in enumerate(calls) if name == "pwrite"]
+    assert len(written) == 4
+    assert all(calls[position + 1] == "fsync" for position in written)
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
@@ -409,6 +497,57 @@ def test_a_learner_with_a_mapped_memory_goes_on_bit_for_bit(tmp_path: Path) -> N
         assert one.observe(*samples(number)).incoming_loss == other.observe(*samples(number)).incoming_loss
     for mine, reference in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, reference)
+
+
+def test_a_learner_with_a_closed_memory_is_not_saved_and_can_be_loaded(tmp_path: Path) -> None:
+    one, other = learner(tmp_path / "samples"), learner(tmp_path / "others")
+    for number in range(4):
+        one.observe(*samples(number))
+        other.observe(*samples(number + 4))
+    rehearse.save(one, tmp_path / "checkpoint")
+    rehearse.save(other, tmp_path / "foreign")
+    content, held, weights = (tmp_path / "checkpoint").read_bytes(), one.memory.all(), picture(one)
+    one.memory.close()
+    for call in (
+        lambda: rehearse.save(one, tmp_path / "checkpoint"),
+        lambda: one.observe(*samples(4)),
+        lambda: rehearse.load(tmp_path / "foreign", into=one),  # refused, and leaves the memory closed
+        lambda: one.observe(*samples(4)),
+    ):
+        with pytest.raises((InvalidInput, CheckpointError), match="is closed|another memory"):
+            call()
+        assert_same(picture(one), weights)
+    assert (tmp_path / "checkpoint").read_bytes() == content
+    rehearse.load(tmp_path / "checkpoint", into=one)
+    assert torch.equal(one.memory.all().x, held.x)
+
+
+def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tmp_path / "samples")
+    one.observe(*samples(0))
+    rehearse.save(one, tmp_path / "checkpoint")
+    one.observe(*samples(1))
+
+    def full(path: Path, mode: int = 0o666) -> None:
+        raise OSError(errno.ENOSPC, "no space left on the disk")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("rehearse.memory.mapped.journal.replacing", full)
+        for call in (
+            lambda: rehearse.save(one, tmp_path / "other"),
+            lambda: rehearse.load(tmp_path / "checkpoint", into=one),
+        ):
+            with pytest.raises(CheckpointError, match=r"cannot write the journal of .*: no space left"):
+                call()
+    assert not (tmp_path / "other").exists()
+    rehearse.load(tmp_path / "checkpoint", into=one)
+    assert one.memory.seen == 8
+
+
+def picture(one: Replay) -> dict[str, Any]:
+    return {name: value.clone() for name, value in one.model.state_dict().items()} | {"seen": one.memory.seen}
 
 
 def test_a_refused_checkpoint_leaves_the_learner_as_it_was(tmp_path: Path) -> None:

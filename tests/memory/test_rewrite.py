@@ -18,8 +18,9 @@ def test_inputs_are_rewritten_and_all_else_stays(mapped: bool, tmp_path: Path) -
     memory.add(torch.arange(10.0).view(5, 2), torch.arange(5), task=1, logits=torch.rand(5, 3))
     memory.fact("loss", torch.arange(5), fill=0.0)
     memory.note("loss", torch.arange(5), torch.arange(5.0))
-    before, state = memory.all(), memory.state_dict()
+    before, state, changes = memory.all(), memory.state_dict(), memory.changes
     memory.rewrite(torch.tensor([3, 0]), torch.tensor([[-1.0, -2.0], [-3.0, -4.0]]))
+    assert memory.changes > changes  # for whatever was computed from the samples
     after = memory.all()
     assert after.x.tolist() == [[-3.0, -4.0], [2.0, 3.0], [4.0, 5.0], [-1.0, -2.0], [8.0, 9.0]]
     assert_same(

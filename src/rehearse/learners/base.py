@@ -348,15 +348,20 @@ class Learner(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return copies of everything that decides what happens next: tensors and plain values only."""
         with self.lock:
-            return {
-                "learner": type(self).__name__,
-                "network": network_state(self.network),
-                "random": self.network.random.get(),
-                "progress": tuple(self.progress),
-                "batchnorm": self.batchnorm.state_dict(),
-                "memory": None if self.memory is None else self.memory.state_dict(),
-                "own": self._own_state(),
-            }
+            if self.memory is not None:
+                self.memory.check_open()
+            return self._present_state()
+
+    def _present_state(self) -> dict[str, Any]:
+        return {
+            "learner": type(self).__name__,
+            "network": network_state(self.network),
+            "random": self.network.random.get(),
+            "progress": tuple(self.progress),
+            "batchnorm": self.batchnorm.state_dict(),
+            "memory": None if self.memory is None else self.memory.present_state(),
+            "own": self._own_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned; a state that does not fit is refused and changes nothing.
@@ -369,7 +374,7 @@ class Learner(ABC):
         if state.get("learner") != type(self).__name__:
             raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {type(self).__name__}")
         with self.lock:
-            before = self.state_dict()
+            before = self._present_state()
             try:
                 self._load(state)
             except BaseException as problem:

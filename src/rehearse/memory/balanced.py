@@ -79,7 +79,6 @@ class ClassBalancedMemory(Memory):
             "seen": [self._seen_of[label] for label in self._share],
             "sampled": sorted(self._sampled),
             "slots": torch.tensor([slot for share in self._share.values() for slot in share], dtype=torch.int64),
-            "used": min(self.seen, self.capacity),
         }
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:

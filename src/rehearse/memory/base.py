@@ -96,6 +96,7 @@ class Memory(ABC):
 
         Whether a new file can be started is found out by `keep`, which then raises before it changes anything.
         """
+        self.check_open()
         self._check_policy(batch)
         n = len(batch)
         stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
@@ -136,6 +137,7 @@ class Memory(ABC):
 
     def keep(self, batch: Batch, columns: dict[str, Tensor]) -> Tensor:
         """Add a batch that `check` has just accepted, with what that returned."""
+        self.check_open()
         if self._rows.x is None:
             self._rows.allocate(batch.x, columns)
         slots = self._place(batch)
@@ -168,6 +170,7 @@ class Memory(ABC):
         """
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
             raise InvalidInput(f"cannot sample {n!r}; ask for a number of samples")
+        self.check_open()
         slots = self._index.draw(self._sampling, int(n), _task_set(exclude_task))
         if ordered:
             slots.sort()
@@ -192,6 +195,7 @@ class Memory(ABC):
         return self._at(torch.from_numpy(numbers))
 
     def _at(self, slots: Tensor) -> Batch:
+        self.check_open()
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add samples before retrieving any")
         x, columns = self._rows.read(slots)
@@ -199,8 +203,10 @@ class Memory(ABC):
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these slots; everything else that is known of the samples stays."""
+        self.check_open()
         self._rows.check_alike(x, {})
         self._rows.write(slots, x, {})
+        self.changes += 1
 
     # ---------------------------------------------------------------------------------------------------- facts
 
@@ -259,6 +265,7 @@ class Memory(ABC):
         """
         if sum(choice is not None for choice in (ids, slots, predicate)) != 1:
             raise InvalidInput("say what to forget by exactly one of ids, slots or predicate")
+        self.check_open()
         occupied, file = self._index.occupied(), None if self._rows.x is None else self._rows.file
         if slots is not None:
             doomed = np.intersect1d(occupied, slot_numbers(slots))
@@ -290,6 +297,7 @@ class Memory(ABC):
     @property
     def nbytes(self) -> int:
         """The bytes of the stored samples."""
+        self.check_open()
         return len(self) * sum(column[0].numel() * column.element_size() for column in self._rows.leaves())
 
     def summary(self) -> dict[str, Any]:
@@ -313,6 +321,11 @@ class Memory(ABC):
 
         Samples in a file are not copied: the state says what is to be found there, and where to return to.
         """
+        self.check_open()
+        return self.present_state()
+
+    def present_state(self) -> dict[str, Any]:
+        """Return the state; that of a closed memory is without samples, and good for undoing a load alone."""
         used = int(self._index.occupied().max()) + 1 if len(self) else 0
         rows, file = self._rows, self._rows.file
         held = (None, {}) if rows.x is None or file is not None else (rows.x, rows.columns)
@@ -342,6 +355,11 @@ class Memory(ABC):
             self._rows.file.close()
             self._rows.x, self._rows.columns = None, {}
 
+    def check_open(self) -> None:
+        """Refuse a memory whose file was closed: its samples are out of reach, and it must not start another file."""
+        if self._rows.file is not None and self._rows.x is None and len(self):
+            raise InvalidInput(f"the memory's file {self._rows.file.path} is closed; load a checkpoint to go on")
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned.
 
@@ -368,7 +386,7 @@ class Memory(ABC):
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
         """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
         rows, forgotten = Rows(self.capacity, self._changes, self._rows.file), occupied[:0]
-        if (state["file"] is None) != (rows.file is None) and len(occupied):
+        if state["x" if rows.file else "file"] is not None and len(occupied):
             inside, outside = ("its file", "the checkpoint") if rows.file else ("the checkpoint", "a file")
             raise CheckpointError(f"the saved memory's samples are in {outside}, this one keeps them in {inside}")
         if state["x"] is not None:

@@ -16,7 +16,8 @@ import mmap
 import os
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import lock, overwrite, release, remove_unfinished, replacing, reserve, sync
+from ...files import lock, overwrite, remove_unfinished, replacing, reserve, sync, unlock
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -39,6 +40,7 @@ RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the 
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 CHUNK: Final = 4096  # rows or records handled at once
 NO_ROWS: Final = np.zeros((0, 0), dtype=np.uint8)
+NO_MAP: Final = mmap.mmap(-1, PAGE)
 
 
 class MappedFile:
@@ -56,6 +58,7 @@ class MappedFile:
         self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
         self._journal: Journal | None = None  # of the last checkpoint of this history
         self._rows: Bytes = NO_ROWS
+        self._map = NO_MAP
         self._resident = 0
         self._close: Callable[[], object] | None = None
 
@@ -66,8 +69,8 @@ class MappedFile:
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
-            descriptor, header = self._locked()
-            os.close(descriptor)
+            with ExitStack() as opened:
+                _, header = self._locked(opened)
             if header.confirmed:
                 raise InvalidInput(f"{self.path} is of an earlier run: load its checkpoint, or delete it to start over")
         elif generations(self.path):
@@ -92,7 +95,7 @@ class MappedFile:
 
     def close(self) -> None:
         """Close the file; what it holds stays there."""
-        self._rows = NO_ROWS
+        self._rows, self._map = NO_ROWS, NO_MAP  # a mapping holds a descriptor of its own
         if self._close is not None:
             self._close()
         self._close = None
@@ -104,32 +107,34 @@ class MappedFile:
             self.path.unlink()
 
     def _open(self) -> None:
-        descriptor, header = self._locked()
-        self._process = os.getpid()
-        self._close = weakref.finalize(self, release, descriptor, self._process)
-        layout, found = Layout(header.layout), os.fstat(descriptor).st_size
-        size = header.size + self.capacity * layout.row_bytes
-        if header.capacity != self.capacity or found < size:
-            held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
-            raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
-        self._descriptor, self._header, self._layout = descriptor, header, layout
-        self._map = mmap.mmap(descriptor, size)
-        self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
-        self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
+        opened = ExitStack()  # owns the descriptor from the moment there is one: an interrupt leaves nothing locked
+        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
+        try:
+            descriptor, header = self._locked(opened)
+            layout, found = Layout(header.layout), os.fstat(descriptor).st_size
+            size = header.size + self.capacity * layout.row_bytes
+            if header.capacity != self.capacity or found < size:
+                held, needed = f"{header.capacity} samples, {found} bytes", f"{self.capacity} samples, {size} bytes"
+                raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
+            self._descriptor, self._header, self._layout = descriptor, header, layout
+            header.last = max([header.last, *generations(self.path)])
+            self._map = mmap.mmap(descriptor, size)
+            self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
+            self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
+        except BaseException:
+            self.close()
+            raise
 
-    def _locked(self) -> tuple[int, Header]:
+    def _locked(self, opened: ExitStack) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR)
+            file = opened.enter_context(open(self.path, "r+b", buffering=0))
         except OSError as problem:
             raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
-        try:
-            if lock(descriptor):
-                return descriptor, Header.read(descriptor, self.path)
+        opened.callback(unlock, file.fileno(), os.getpid())
+        if not lock(file):
             raise InvalidInput(f"{self.path} is in use by another memory; close that first (memory.close())")
-        except BaseException:
-            os.close(descriptor)
-            raise
+        return file.fileno(), Header.read(file.fileno(), self.path)
 
     def check_process(self) -> None:
         """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
@@ -187,12 +192,17 @@ class MappedFile:
         fresh = slots[~self._touched[slots]]
         held = fresh[self._digests[fresh] != 0]
         if self._journal is not None and len(held):
-            try:
+            with self._journaling("; the samples were not overwritten"):
                 self._journal.append(kind, held, self._rows[held] if kind == ROW else 0)
-            except OSError as problem:
-                why = f"{problem.strerror}; the samples were not overwritten"
-                raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
         self._touched[fresh] = True
+
+    @contextmanager
+    def _journaling(self, outcome: str = "") -> Iterator[None]:
+        try:
+            yield
+        except OSError as problem:
+            why = f"{problem.strerror}{outcome}"
+            raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -201,10 +211,11 @@ class MappedFile:
         self.check_process()
         header, journal = self._header, self._journal
         if journal is None or self._touched.any():
-            self.sync()
-            header.last += 1
-            self._write_counter()
-            journal = self._begin(self._journal_of(header.last))
+            with self._journaling():
+                self.sync()
+                header.last += 1
+                self._write_counter()
+                journal = self._begin(self._journal_of(header.last))
         names = {"file": header.name.hex(), "generation": journal.generation, "layout": header.layout}
         return names | {"digests": torch.from_numpy(self._digests.view(np.int64).copy())}
 
@@ -219,6 +230,7 @@ class MappedFile:
 
     def _write_counter(self) -> None:
         os.pwrite(self._descriptor, self._header.counter(), FIXED.size)
+        os.fsync(self._descriptor)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
@@ -270,13 +282,15 @@ class MappedFile:
         for slot in kept[source[kept] > 0].tolist():
             overwrite(self._rows, slot, sources[source[slot]][place[slot]])
         overwrite(self._rows, forgotten, 0)
-        self.sync()
         (first, *later), gone = journals, np.flatnonzero(forgotten)
-        first.append(FORGOTTEN, gone)
-        sync(first.path)
-        for journal in reversed(later):
-            journal.path.unlink()
-        self._begin(first, gone)
+        with self._journaling("; load the checkpoint again"):
+            self._write_counter()  # before the journals that prove it are gone
+            self.sync()
+            first.append(FORGOTTEN, gone)
+            sync(first.path)
+            for journal in reversed(later):
+                journal.path.unlink()
+            self._begin(first, gone)
         return gone
 
     def _begin(self, journal: Journal, forgotten: Slots | tuple[()] = ()) -> Journal:

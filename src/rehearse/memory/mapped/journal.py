@@ -51,7 +51,7 @@ class Journal:
 
     def create(self, forgotten: Slots | tuple[()] = ()) -> None:
         """Write a journal of slots that are to stay empty, on the disk; nothing was overwritten yet."""
-        with replacing(self.path) as file:
+        with replacing(self.path, mode=0o600) as file:
             file.write(self._header + self._records(FORGOTTEN, np.asarray(forgotten, np.int64), 0))
 
     def append(self, kind: np.uint64, slots: Slots, rows: Bytes | int = 0) -> None:
