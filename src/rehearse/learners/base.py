@@ -404,8 +404,9 @@ class Learner(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this state is safely on a disk, so that no older one is needed any more (`rehearse.save`)."""
-        if self.memory is not None:
-            self.memory.confirm(state["memory"])
+        with self.lock:
+            if self.memory is not None:
+                self.memory.confirm(state["memory"])
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has a lock of its own."""

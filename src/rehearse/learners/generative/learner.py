@@ -145,7 +145,8 @@ class GenerativeReplay(Learner):
 
     @generator_optimizer.setter
     def generator_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.generator_network.optimizer = optimizer
+        with self.lock:
+            self.generator_network.optimizer = optimizer
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
@@ -334,7 +335,8 @@ class GenerativeReplay(Learner):
 
     def diagnostics(self) -> dict[str, Any]:
         """Return searches, fallbacks, and mean interference and entropy around a search, for both networks."""
-        reports = {name: retrieval.report() for name, retrieval in self._retrievals().items()}
+        with self.lock:
+            reports = {name: retrieval.report() for name, retrieval in self._retrievals().items()}
         return {"search": reports} if reports else {}
 
     # --------------------------------------------------------------------------------------------------------- state
