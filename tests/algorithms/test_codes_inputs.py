@@ -489,6 +489,18 @@ class Growing(ConvAutoencoder):
         raise RuntimeError("too large")
 
 
+@pytest.mark.parametrize("codes", ["float32", "uint8"])
+def test_codes_are_read_as_floats_whatever_the_autoencoder_counts(codes: Any) -> None:
+    counting, plain = (ConvAutoencoder(SHAPE, channels=3, depth=1) for _ in range(2))
+    plain.load_state_dict(counting.state_dict())
+    counting.register_buffer("updates", torch.zeros((), dtype=torch.long))
+    made, other = learner(autoencoder=counting, codes=codes), learner(autoencoder=plain, codes=codes)
+    for one in (made, other):
+        run(one, tasks=1)
+    x, _ = TASKS[0]
+    assert_same(made.rebuild(x), other.rebuild(x))
+
+
 def test_a_buffer_created_in_a_failed_pass_is_removed() -> None:
     made = learner(Tiny(), Growing(SHAPE, channels=3, depth=1))
     x, y = TASKS[0]
