@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts
+from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts, unchanged
 from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
@@ -131,7 +131,7 @@ class GenerativeReplay(Learner):
         self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
-        self.plain.prepare = lambda x: x  # inputs are prepared here
+        self.plain.prepare = unchanged  # inputs are prepared here
 
     @property
     def generator(self) -> nn.Module:
