@@ -69,7 +69,7 @@ def test_switches_are_true_or_false(name: str, value: Any) -> None:
 
 
 def test_a_search_needs_enough_candidates() -> None:
-    with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 codes"):
+    with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 samples"):
         learner(search=CodeSearch(candidates=10), budget=20)
     learner(search=CodeSearch(candidates=10), budget=20, copies=2)
 
