@@ -29,7 +29,9 @@ def _fast() -> Any:
     if os.environ.get("REHEARSE_FAST") == "0":
         return None
     try:
-        from . import fast
-    except ImportError:
+        import rehearse.fast as fast
+    except ModuleNotFoundError as problem:
+        if problem.name != "rehearse.fast":
+            raise  # it is there, and broken
         return None
     return fast

@@ -120,6 +120,11 @@ def tree_leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
+def unchanged(x: Tree) -> Tree:
+    """Return inputs as they are; a function with a name, which can be pickled."""
+    return x
+
+
 def tree_concatenate(trees: Sequence[Tree]) -> Tree:
     """Join trees of one structure along their samples."""
     return tree_map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])

@@ -117,6 +117,13 @@ def check_budget(budget: Any, model: nn.Module) -> None:
         raise InvalidInput(f"budget is 1, and {lone}: replay at least 2 (or let them pass with batchnorm='joint')")
 
 
+def check_candidates(candidates: int | None, count: int) -> None:
+    """Check that so many samples can be chosen from this number of candidates; None is all that are stored."""
+    if candidates is not None and candidates < count:
+        fewer = f"{candidates} candidates are fewer than the {count} samples to retrieve"
+        raise InvalidInput(f"{fewer}; raise candidates or lower budget")
+
+
 def check_rings(memory: Any) -> None:
     """Check that a memory has a ring for each task."""
     if not isinstance(memory, TaskRingMemory):

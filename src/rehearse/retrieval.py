@@ -135,6 +135,6 @@ class MostInterfered:
 def _best(memory: Memory, candidates: Batch, losses: Tensor) -> Tensor:
     """Return the lowest loss of each candidate so far, and note it."""
     assert candidates.slots is not None
-    best = torch.minimum(losses, memory.fact(BEST_LOSS, candidates.slots, fill=torch.inf).to(losses))
+    best = torch.fmin(losses, memory.fact(BEST_LOSS, candidates.slots, fill=torch.inf).to(losses))
     memory.note(BEST_LOSS, candidates.slots, best)
-    return best
+    return torch.minimum(losses, best)  # NaN, which is not noted, counts now

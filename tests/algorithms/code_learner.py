@@ -8,7 +8,7 @@ import torch
 from generative_learner import restored as restored
 from torch import Tensor, nn
 
-from rehearse import Batch, ReservoirMemory
+from rehearse import Batch, Memory, ReservoirMemory
 from rehearse.latent import LatentSearch
 from rehearse.learners import CodeReplay, CodeSearch
 from rehearse.nets import ConvAutoencoder
@@ -34,6 +34,7 @@ def learner(
     *,
     seed: int = 0,
     capacity: int = 30,
+    memory: Memory | None = None,
     **options: Any,
 ) -> CodeReplay:
     torch.manual_seed(7)
@@ -45,7 +46,7 @@ def learner(
         torch.optim.SGD(classifier.parameters(), lr=LR),
         autoencoder,
         torch.optim.Adam(autoencoder.parameters(), lr=0.01),
-        ReservoirMemory(capacity, seed=seed),
+        ReservoirMemory(capacity, seed=seed) if memory is None else memory,
         seed=seed,
         **options,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from code_learner import SHAPE, TASKS, Tiny, learner, run, some_search
 from torch import Tensor, nn
 
-from rehearse import Batch
+from rehearse import Batch, ReservoirMemory
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
 from rehearse.lab.methods import Problem, build, prepare_for, resolve
 from rehearse.lab.networks import make_network
@@ -68,7 +69,7 @@ def test_switches_are_true_or_false(name: str, value: Any) -> None:
 
 
 def test_a_search_needs_enough_candidates() -> None:
-    with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 codes"):
+    with pytest.raises(InvalidInput, match="10 candidates are fewer than the 20 samples"):
         learner(search=CodeSearch(candidates=10), budget=20)
     learner(search=CodeSearch(candidates=10), budget=20, copies=2)
 
@@ -282,6 +283,36 @@ def test_a_state_of_the_other_retrieval_is_refused(searched: bool) -> None:
     assert_same(other.state_dict(), before)
 
 
+def test_a_refused_state_leaves_codes_in_a_file_as_they_are(tmp_path: Path) -> None:
+    made = learner(memory=ReservoirMemory(30, path=tmp_path / "codes"))
+    run(made, tasks=1)
+    state = made.state_dict()
+    run(made, tasks=1)
+    other = learner(memory=made.memory, search=some_search())
+    before, stored = other.state_dict(), made.memory.all().x
+    with pytest.raises(CheckpointError, match="the saved learner retrieves codes"):
+        other.load_state_dict(state)
+    assert_same(made.memory.all().x, stored)
+    after = other.state_dict()
+    del before["memory"], after["memory"]  # each counts the checkpoints of the file
+    assert_same(after, before)
+
+
+def test_a_state_whose_file_is_missing_is_refused_and_changes_nothing_else(tmp_path: Path) -> None:
+    made = learner(memory=ReservoirMemory(30, path=tmp_path / "codes"))
+    run(made, tasks=1)
+    state = made.state_dict()
+    run(made, tasks=1)
+    before, stored = made.state_dict(), made.memory.all().x
+    (tmp_path / "codes").rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match="is missing"):
+        made.load_state_dict(state)
+    assert_same(made.memory.all().x, stored)
+    after = made.state_dict()
+    del before["memory"], after["memory"]
+    assert_same(after, before)
+
+
 class Twice(Tiny):
     """Two outputs for each row."""
 
@@ -456,6 +487,18 @@ class Growing(ConvAutoencoder):
     def decode(self, code: Tensor) -> Tensor:
         self.register_buffer("made", torch.zeros(()))
         raise RuntimeError("too large")
+
+
+@pytest.mark.parametrize("codes", ["float32", "uint8"])
+def test_codes_are_read_as_floats_whatever_the_autoencoder_counts(codes: Any) -> None:
+    counting, plain = (ConvAutoencoder(SHAPE, channels=3, depth=1) for _ in range(2))
+    plain.load_state_dict(counting.state_dict())
+    counting.register_buffer("updates", torch.zeros((), dtype=torch.long))
+    made, other = learner(autoencoder=counting, codes=codes), learner(autoencoder=plain, codes=codes)
+    for one in (made, other):
+        run(one, tasks=1)
+    x, _ = TASKS[0]
+    assert_same(made.rebuild(x), other.rebuild(x))
 
 
 def test_a_buffer_created_in_a_failed_pass_is_removed() -> None:

@@ -115,6 +115,15 @@ def test_opposed_gradients_at_any_distance_from_dependence_give_a_finite_step_no
     assert step.norm() <= g.norm() * (1 + 1e-6)
 
 
+def test_a_projection_that_does_not_converge_is_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nnls(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("scipy.optimize.nnls", nnls)
+    with pytest.raises(InvalidInput, match=r"no past task's loss: Maximum number of iterations"):
+        project(torch.tensor([-1.0, 1.0]).double(), torch.eye(2).double())
+
+
 # ------------------------------------------------------------------------------------------------------- learners
 
 

@@ -203,6 +203,21 @@ def test_interference_of_nan_comes_first() -> None:
     assert interference.tolist() == [torch.inf] * 3
 
 
+def test_a_loss_of_nan_is_not_the_best_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts as the worst while it lasts, and what was the best before remains that."""
+    model, engine, memory = setting()
+    nan, gradient = torch.nan, gradient_of(model, incoming())
+    slots = memory.slots()
+    found = []
+    for before, after in ((2.0, 2.0), (nan, 3.0), (5.0, 3.0)):
+        losses = torch.full((len(slots),), before), torch.full((len(slots),), after)
+        monkeypatch.setattr(engine, "losses", lambda *_, losses=losses, **__: losses)
+        _, interference = MostInterfered(None, "mi2")(memory, incoming(), gradient, engine, 1)
+        assert interference is not None
+        found += interference.tolist()
+    assert found == [0.0, torch.inf, 1.0]
+
+
 def test_uniform_retrieval_is_a_sample_of_the_memory() -> None:
     _, engine, memory = setting()
     twin = setting()[2]

@@ -134,6 +134,13 @@ def test_one_replayed_sample_is_too_few_for_batch_norm_over_samples() -> None:
         AGEM(*parts(normed()), TaskRingMemory(9), budget=1)
 
 
+def test_fewer_candidates_than_the_budget_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="5 candidates are fewer than the 20 samples to retrieve"):
+        Replay(*parts(), ReservoirMemory(50), MostInterfered(5), budget=20)
+    Replay(*parts(), ReservoirMemory(50), MostInterfered(20), budget=20)
+    Replay(*parts(), ReservoirMemory(50), MostInterfered(None), budget=20)
+
+
 def test_one_replayed_sample_is_enough_where_nothing_needs_its_variance() -> None:
     frozen_norm = normed()
     frozen_norm[1].eval()  # type: ignore[index, union-attr]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +218,23 @@ def test_a_loaded_learner_resumes_bit_for_bit(method: str, network: str, stop: i
     assert_same(resumed.state_dict(), whole.state_dict())
     x, _ = samples(30, 5, [0, 1, 2, 3])
     assert_same(resumed.predict_proba(x), whole.predict_proba(x))
+
+
+def pickled(learner: Learner) -> Learner:
+    return pickle.loads(pickle.dumps(learner))
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy])
+def test_a_copied_learner_resumes_bit_for_bit(method: str, copied: Callable[[Learner], Learner]) -> None:
+    learner = trained(method)
+    other = copied(learner)
+    kept = other.state_dict()
+    run(learner, tiny_stream(), start=12)
+    assert_same(other.state_dict(), kept)  # nothing is shared
+    run(other, tiny_stream(), start=12)
+    assert_same(other.state_dict(), learner.state_dict())
+    x, _ = samples(30, 5, [0, 1, 2, 3])
+    assert_same(other.predict_proba(x), learner.predict_proba(x))
 
 
 def test_a_state_is_a_copy(method: str) -> None:

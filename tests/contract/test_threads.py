@@ -231,6 +231,28 @@ def test_checkpoints_saved_while_another_thread_learns_are_consistent(tmp_path: 
     assert len(steps) > 1
 
 
+CALLS: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "confirm": ("replay mi2, mapped memory, batch 4", lambda learner: learner.confirm({"memory": {"file": None}})),
+    "the generator's optimizer": (
+        "GenerativeReplay mir sgd 1",
+        lambda learner: setattr(learner, "generator_optimizer", learner.generator_optimizer),
+    ),
+    "diagnostics of a search": ("GenerativeReplay mir sgd 1", lambda learner: learner.diagnostics()),
+    "diagnostics of exemplars": ("ICaRL task sgd 1 norm 4", lambda learner: learner.diagnostics()),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_waits_for_the_lock(name: str, tmp_path: Path) -> None:
+    setting, call = CALLS[name]
+    learner = SETTINGS[setting](tmp_path).learner
+    with learner.lock:
+        thread = Thread(lambda: call(learner))
+        threading.Thread.join(thread, 0.2)
+        assert thread.is_alive()
+    thread.join()
+
+
 def test_a_copy_has_a_lock_of_its_own() -> None:
     learner = replay()
     learner.observe(*batch(0))

@@ -52,3 +52,15 @@ def test_the_contract_holds_without_fast(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(not (PACKAGE / "fast").exists(), reason="this is the package without fast/")
+@pytest.mark.parametrize("broken", ["from ..engine import nothing", "import rehearse.nothing"])
+def test_a_broken_fast_is_an_error(broken: str, tmp_path: Path) -> None:
+    shutil.copytree(PACKAGE, tmp_path / "rehearse", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "rehearse" / "fast" / "dense.py").write_text(broken)
+    code = "import rehearse.accelerate; rehearse.accelerate.kernels()"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "nothing" in done.stderr.splitlines()[-1]

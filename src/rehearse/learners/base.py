@@ -380,8 +380,9 @@ class Learner(ABC):
             except BaseException as problem:
                 try:
                     self._load(before)
-                except CheckpointError:  # samples in a file are on their way back already: go all of it
-                    self._load(state)
+                except CheckpointError:
+                    if not isinstance(problem, CheckpointError):  # samples in a file are on their way: go all of it
+                        self._load(state)
                 if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
                     raise
                 lacking = f"lacks {problem}; another version of rehearse saved it"
@@ -395,9 +396,9 @@ class Learner(ABC):
         self.batchnorm.load_state_dict(state["batchnorm"])
         task, kind, *counts = state["progress"]
         self.progress = Progress(task, kind, *map(int, counts))
-        if self.memory is not None:
-            self.memory.load_state_dict(state["memory"])
         self._load_own_state(state["own"])
+        if self.memory is not None:  # last: samples in a file may not find their way back
+            self.memory.load_state_dict(state["memory"])
 
     def _own_state(self) -> dict[str, Any]:
         """Return what this method holds beyond the parts that all have."""
@@ -408,8 +409,9 @@ class Learner(ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this state is safely on a disk, so that no older one is needed any more (`rehearse.save`)."""
-        if self.memory is not None:
-            self.memory.confirm(state["memory"])
+        with self.lock:
+            if self.memory is not None:
+                self.memory.confirm(state["memory"])
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy has a lock of its own."""

@@ -170,3 +170,7 @@ class GDumb(Learner):
         self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
         self._seed = int(state["seed"])
         self._trained = self.memory.changes if state["trained"] else None, {}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
+        self._trained = self.memory.changes if state["own"]["trained"] else None, {}  # the memory was loaded last

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..batch import Batch, Step, Tree
 from ..checks import check_not_negative, check_rings, needs_two_samples
 from ..engine import Passed
-from ..errors import MissingExtra
+from ..errors import InvalidInput, MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
 from ..undo import Operations, all_or_nothing, assign, run
@@ -145,7 +145,10 @@ def _nearest(b: Tensor, units: Tensor) -> Tensor:
     if size == 0:
         return b
     factor = torch.linalg.qr(torch.cat([units, b[None] / size]).T, mode="r").R.cpu().numpy()
-    u, _ = nnls(factor[:, :-1], -factor[:, -1], maxiter=100 * len(units))
+    try:
+        u, _ = nnls(factor[:, :-1], -factor[:, -1], maxiter=100 * len(units))
+    except RuntimeError as problem:
+        raise InvalidInput(f"no step was found that raises no past task's loss: {problem}") from problem
     step: Tensor = b + size * (units.T @ torch.from_numpy(u).to(units))
     return step
 

@@ -268,7 +268,8 @@ class ICaRL(Learner):
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the bytes of the exemplars, and the most that the running task took beside them."""
-        return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
+        with self.lock:
+            return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
 
     def _most_bytes(self) -> int:
         return max(self.tasks.most_kept_bytes, sum(map(_bytes, self.tasks.kept)))

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree, checked_batch
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import check_budget, check_not_negative, check_positive, needs_two_samples
+from ..checks import check_budget, check_candidates, check_not_negative, check_positive, needs_two_samples
 from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import columns_to_store
@@ -92,6 +92,8 @@ class Replay(Learner):
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
+        if isinstance(self.retrieval, MostInterfered):
+            check_candidates(self.retrieval.candidates, budget)
         self._looks_ahead = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight = budget, replay_weight
         self.exclude_current_task = exclude_current_task

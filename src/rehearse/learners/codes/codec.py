@@ -105,7 +105,7 @@ class Codec:
 
     def floats(self, stored: Tensor) -> Tensor:
         """Return stored codes as numbers to compute with."""
-        like = next(iter(self.tensors.values()))
+        like = next(tensor for tensor in self.tensors.values() if tensor.is_floating_point())
         floats = stored.to(like.device, like.dtype)
         if self.codes == "uint8":
             floats = floats * _by_channel(self.step, floats) + _by_channel(self.low, floats)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts
+from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...checks import check_positive, check_second, check_switches, check_task, is_number
 from ...engine import Layers, Passed, Plain
 from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
@@ -136,7 +136,7 @@ class CodeReplay(Learner):
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
         check_search(search, budget // copies)
         super().__init__(network, None, memory=memory, updates=updates)
-        self.plain.prepare = lambda x: x  # inputs are prepared here
+        self.plain.prepare = unchanged  # inputs are prepared here
         self.search = search
         self.budget, self.copies, self.replay_share = budget, copies, replay_share
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test

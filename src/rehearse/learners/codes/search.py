@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import check_coefficients, check_positive
-from ...errors import InvalidInput, InvalidType
+from ...checks import check_candidates, check_coefficients, check_positive
+from ...errors import InvalidType
 from ...latent import LatentSearch, View, divergence, entropy
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -104,9 +104,8 @@ def check_search(search: object, count: int) -> None:
     """Check that a search can retrieve so many codes."""
     if not isinstance(search, CodeSearch | None):
         raise InvalidType(f"search must be a CodeSearch, or None for codes at random; this is {search!r}")
-    if search is not None and search.candidates is not None and search.candidates < count:
-        fewer = f"{search.candidates} candidates are fewer than the {count} codes to retrieve"
-        raise InvalidInput(f"{fewer}; raise candidates or lower budget")
+    if search is not None:
+        check_candidates(search.candidates, count)
 
 
 def distinct_neighbours(points: Tensor, candidates: Tensor, count: int) -> Tensor | None:

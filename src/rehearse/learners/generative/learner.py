@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts
+from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts, unchanged
 from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
@@ -131,7 +131,7 @@ class GenerativeReplay(Learner):
         self.memories, self.replay_weight, self.reuse = memories, replay_weight, reuse
         self.beta, self.warmup, self.snapshot_every = beta, warmup, snapshot_every
         self.past = Past()
-        self.plain.prepare = lambda x: x  # inputs are prepared here
+        self.plain.prepare = unchanged  # inputs are prepared here
 
     @property
     def generator(self) -> nn.Module:
@@ -145,7 +145,8 @@ class GenerativeReplay(Learner):
 
     @generator_optimizer.setter
     def generator_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        self.generator_network.optimizer = optimizer
+        with self.lock:
+            self.generator_network.optimizer = optimizer
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
@@ -335,7 +336,8 @@ class GenerativeReplay(Learner):
 
     def diagnostics(self) -> dict[str, Any]:
         """Return searches, fallbacks, and mean interference and entropy around a search, for both networks."""
-        reports = {name: retrieval.report() for name, retrieval in self._retrievals().items()}
+        with self.lock:
+            reports = {name: retrieval.report() for name, retrieval in self._retrievals().items()}
         return {"search": reports} if reports else {}
 
     # --------------------------------------------------------------------------------------------------------- state
