@@ -549,7 +549,7 @@ def test_tuples_and_dicts_of_inputs() -> None:
     for form in (tuple, dict):
         torch.manual_seed(3)
         model = TwoInputs()
-        learner = Replay(model, sgd(model), ReservoirMemory(20), MostInterfered(8, "mi2"))
+        learner = Replay(model, sgd(model), ReservoirMemory(20), MostInterfered(16, "mi2"))
         for x, y, task in stream():
             right = (x[:, :3] * 10).clamp(0, 255).to(torch.uint8)
             step = learner.observe((x, right) if form is tuple else {"right": right, "left": x}, y, task)

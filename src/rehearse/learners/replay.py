@@ -114,7 +114,7 @@ class Replay(Learner):
                         loss, gradient, logits, replayed_loss = passed
                     else:
                         loss, gradient, logits, replayed_loss = engine.gradient(incoming, replayed=False)  # ∇ℓ(B_n)
-                        replayed, interference = self._retrieve(query, gradient, engine)  # B_MC
+                        replayed, interference = self._retrieve(query, gradient, engine)  # B_MC; θᵛ is in engine.losses
                         if replayed is not None:
                             replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)  # ∇ℓ(B_MC)
                             gradient = gradient.plus(second, self.replay_weight)

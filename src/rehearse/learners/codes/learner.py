@@ -32,11 +32,14 @@ class CodeReplay(Learner):
     """Replay from a memory of codes (AE), and with a `CodeSearch` AE-MIR (Algorithm 3 of the paper).
 
         θ_ae ← Adam(MSE)                        ``autoencoder_epochs`` over the task, given to `begin_task`
-        θᵛ   ← θ − α ∇ℓ(B_n)                    the virtual step, for the search alone
         h, B̃_n ← Encode(B_n), Decode(h)         the incoming batch is autoencoded
+        θᵛ   ← θ − α ∇ℓ(B̃_n)                    the virtual step, for the search alone
         B_M  ← the stored codes to replay, decoded
-        M    ← UpdateMemory(h)
         θ    ← SGD(B̃_n ∪ B_M, α)                [(1 − s) Σ ℓ(B̃_n) + s Σ ℓ(B_M)] / (|B̃_n| + |B_M|),  s = ``replay_share``
+        M    ← UpdateMemory(h)
+
+    The last two are one commit. As long as there is nothing to replay, the loss is the mean of ℓ(B̃_n), without 1 − s.
+    The virtual step is of B_n itself with ``autoencode_virtual=False``.
 
     The memory stores codes (any `Memory`; their dtype is ``codes``). The autoencoder learns from incoming inputs
     together with ``autoencoder_budget`` inputs that are read from codes of other tasks. When it has changed, after each
@@ -235,10 +238,10 @@ class CodeReplay(Learner):
     def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch | None:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
         network = self.network
-        gradient = self.plain.virtual_gradient(virtual).gradient
+        gradient = self.plain.virtual_gradient(virtual).gradient  # ∇ℓ(B̃_n)
         with network.looking("scoring"), self.codec.looking():
             before = network.twin.tensors() | with_own_buffers(network, self.previous or {})
-            ahead = network.twin.tensors() | network.look_ahead(gradient)
+            ahead = network.twin.tensors() | network.look_ahead(gradient)  # θᵛ
             views = View.scoring(network, before), View.scoring(network, ahead)
             try:
                 return search.retrieve(self.memory, self.codec, codes, *views, excluded, count)

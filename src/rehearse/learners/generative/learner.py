@@ -52,6 +52,7 @@ class GenerativeReplay(Learner):
     """Generative replay (GEN; Shin et al. 2017), and with a `LatentRetrieval` GEN-MIR (Algorithm 2 of the paper).
 
         θ′, φ′, γ′ ← θ, φ, γ                      at the end of a task; without tasks every ``snapshot_every`` batches
+        θᵛ, φᵛ, γᵛ ← θ, φ, γ − α ∇ℓ(B_n)           the virtual update, for the retrievals alone; ℓ of φ, γ is −ELBO
         B_C ← Retrieve samples as per Eq. 2        for the classifier; without a retrieval plain samples
         B_G ← Retrieve samples as per Eq. 3        for the generator; likewise
         θ    ← SGD(B_n ∪ B_C, α)                   ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_C)
@@ -154,7 +155,8 @@ class GenerativeReplay(Learner):
         with self.lock, all_or_nothing(*self._networks(), *self._searches()) as commit:
             operations: Operations = ()
             with self.network.training(self.updates), self.generator_network.training(self.updates):
-                batch, past = self._prepared(incoming), self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
+                batch = self._prepared(incoming)
+                past = self._entered(incoming)  # θ′, φ′, γ′ ← θ, φ, γ
                 for updates in [self.updates] if self.reuse else [1] * self.updates:
                     run(operations)
                     for_classifier = self._retrieve(batch, past, labeled=True)  # B_C, Eq. 2
