@@ -209,8 +209,8 @@ class Network:
             torch.set_grad_enabled(mode == "training")
             yield
         finally:  # the twin may be the model itself, or be used by an outer block
-            torch.set_grad_enabled(grad)
             run(map(dict.__setitem__, held, repeat("training"), modes))
+            torch.set_grad_enabled(grad)
 
     @property
     def has_batchnorm(self) -> bool:
@@ -322,8 +322,9 @@ class Network:
         self._saved = saved = list[Restore]()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
-        held = [(module._buffers, dict(module._buffers)) for module in modules]  # a pass may create or replace some
-        buffers = [buffer for _, before in held for buffer in before.values() if buffer is not None]
+        # A pass may create or replace some buffers; a look at a model that cannot be copied replaces parameters.
+        held = [(own, dict(own)) for module in modules for own in (module._buffers, module._parameters)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
 
