@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import optimizer as global_hooks
 
@@ -171,7 +172,7 @@ class Network:
         try:
             with FULL if dtype == torch.float32 else reduced(tree_leaves(x)[0].device.type, dtype):
                 return (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
-        except RehearseError:
+        except (RehearseError, torch.OutOfMemoryError):
             raise
         except TROUBLE as problem:
             what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
@@ -211,6 +212,8 @@ class Network:
         finally:  # the twin may be the model itself, or be used by an outer block
             run(map(dict.__setitem__, held, repeat("training"), modes))
             torch.set_grad_enabled(grad)
+            if self.twin.module is not self.model:
+                self.twin.place({})  # frees θᵛ
 
     @property
     def has_batchnorm(self) -> bool:
@@ -302,6 +305,7 @@ class Network:
         run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
         run(map(setattr, stepped, repeat("grad"), users))
+        run(map(increment_version, stepped))  # a fused optimizer does not, and caches would be used as if no step was made
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:
