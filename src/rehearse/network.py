@@ -59,6 +59,8 @@ class Network:
     use: looking never changes the model.
     """
 
+    _leaves_inputs = False  # whether a pass has shown that it does not change them in place
+
     def __init__(
         self,
         model: nn.Module,
@@ -167,16 +169,23 @@ class Network:
         """Call a method of this module, which is the model or a copy of it, in the network's layout and precision."""
         if self.precision.channels_last:
             x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
+        if not self._leaves_inputs:  # the first pass shows it, on a copy
+            x = tree_map(torch.clone, x)
+        versions = [0 if leaf.is_inference() else leaf._version for leaf in tree_leaves(x)]
         arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         dtype = dtype or self.precision.training
         try:
             with FULL if dtype == torch.float32 else reduced(tree_leaves(x)[0].device.type, dtype):
-                return (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
+                found = (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
         except (RehearseError, torch.OutOfMemoryError):
             raise
         except TROUBLE as problem:
             what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
             raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
+        if [0 if leaf.is_inference() else leaf._version for leaf in tree_leaves(x)] != versions:
+            raise InvalidInput(f"the {self.name} changes its inputs in place; let it work on a copy")
+        self._leaves_inputs = True
+        return found
 
     @contextlib.contextmanager
     def training(self, steps: int = 1) -> Iterator[None]:
