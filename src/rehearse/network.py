@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import optimizer as global_hooks
@@ -60,6 +61,8 @@ class Network:
     Training calls the model itself. Scoring, prediction and diagnosis call its private `Twin`, with the tensors to
     use: looking never changes the model.
     """
+
+    _leaves_inputs = False  # whether a pass has shown that it does not change them in place
 
     def __init__(
         self,
@@ -170,16 +173,23 @@ class Network:
         """Call a method of this module, which is the model or a copy of it, in the network's layout and precision."""
         if self.precision.channels_last:
             x = tree_map(lambda leaf: leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf, x)
+        if not self._leaves_inputs:  # the first pass shows it, on a copy
+            x = tree_map(torch.clone, x)
+        versions = [0 if leaf.is_inference() else leaf._version for leaf in tree_leaves(x)]
         arguments, keywords = (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
         dtype = dtype or self.precision.training
         try:
             with FULL if dtype == torch.float32 else reduced(tree_leaves(x)[0].device.type, dtype):
-                return (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
-        except RehearseError:
+                found = (module if method == "forward" else getattr(module, method))(*arguments, **keywords)
+        except (RehearseError, torch.OutOfMemoryError):
             raise
         except TROUBLE as problem:
             what = f"the {self.name}" if method == "forward" else f"the {self.name}'s {method}"
             raise InvalidInput(f"{what} cannot take this batch: {problem}") from problem
+        if [0 if leaf.is_inference() else leaf._version for leaf in tree_leaves(x)] != versions:
+            raise InvalidInput(f"the {self.name} changes its inputs in place; let it work on a copy")
+        self._leaves_inputs = True
+        return found
 
     @contextlib.contextmanager
     def training(self, steps: int = 1) -> Iterator[None]:
@@ -213,8 +223,10 @@ class Network:
             torch.set_grad_enabled(mode == "training")
             yield
         finally:  # the twin may be the model itself, or be used by an outer block
-            torch.set_grad_enabled(grad)
             run(map(dict.__setitem__, held, repeat("training"), modes))
+            torch.set_grad_enabled(grad)
+            if self.twin.module is not self.model:
+                self.twin.place({})  # frees θᵛ
 
     @property
     def has_batchnorm(self) -> bool:
@@ -306,6 +318,7 @@ class Network:
         run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
         run(map(setattr, stepped, repeat("grad"), users))
+        run(map(increment_version, stepped))  # a fused optimizer does not, and caches would be used as if no step was made
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:
@@ -326,8 +339,9 @@ class Network:
         self._saved = saved = list[Restore]()
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
-        held = [(module._buffers, dict(module._buffers)) for module in modules]  # a pass may create or replace some
-        buffers = [buffer for _, before in held for buffer in before.values() if buffer is not None]
+        # A pass may create or replace some buffers; a look at a model that cannot be copied replaces parameters.
+        held = [(own, dict(own)) for module in modules for own in (module._buffers, module._parameters)]
+        buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
 

@@ -16,7 +16,10 @@ Commit = Callable[..., None]
 
 
 class Undoable(Protocol):
-    """An object that can return to an earlier state."""
+    """An object that can return to an earlier state.
+
+    What it saves for that after `snapshot` is in a list called ``_saved``, which the commit clears.
+    """
 
     def snapshot(self) -> Restore:
         """Return a function that restores the present state."""
@@ -43,9 +46,10 @@ def all_or_nothing(*parts: Undoable) -> Iterator[Commit]:
         parts: The objects to restore, the last one first.
     """
     restores = [part.snapshot() for part in parts]
+    saved = [getattr(part, "_saved", restores) for part in parts]
 
     def commit(*operations: Operations) -> None:
-        run(chain(*operations, map(list.clear, [restores])))
+        run(chain(*operations, map(list.clear, [restores, *saved])))
 
     try:
         yield commit

@@ -211,7 +211,7 @@ def test_outputs_and_targets_that_broadcast_are_refused() -> None:
     learner.observe(x, torch.randn(10, 1))
 
 
-def test_only_a_head_of_classes_gsamples() -> None:
+def test_only_a_head_of_classes_grows() -> None:
     learner, (x, _) = replay(nn.Linear(200, 3), loss=nn.BCEWithLogitsLoss()), samples()
     learner.observe(x, torch.ones(10, 3))
     with pytest.raises(InvalidInput, match="head of classes"):

@@ -169,13 +169,14 @@ class Normalizing(TwoLayers):
         return super().forward(x.sub_(0.5).mul_(4))
 
 
-def test_a_model_that_changes_its_inputs_in_place_is_refused_when_samples_are_scored() -> None:
-    model = Normalizing()
-    learner = Replay(model, sgd(model), ReservoirMemory(20))
-    learner.observe(*samples())
+def test_a_model_that_changes_its_inputs_in_place_is_refused() -> None:
+    model, (x, y) = Normalizing(), samples()
+    learner, given = Replay(model, sgd(model), ReservoirMemory(20)), x.clone()
     before = frozen(learner.state_dict())
-    with pytest.raises(InvalidInput, match="changes its inputs in place"):
-        learner.observe(*samples(5, 1))
+    for call in (lambda: learner.observe(x, y), lambda: learner.predict(x)):
+        with pytest.raises(InvalidInput, match="changes its inputs in place"):
+            call()
+        assert torch.equal(x, given)
     assert_same(learner.state_dict(), before)
 
 

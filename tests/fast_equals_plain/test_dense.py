@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
+from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.errors import InvalidInput, NotFinite
-from rehearse.fast.dense import Dense
+from rehearse.fast.dense import Dense, Factors
 from rehearse.losses import AsymmetricCrossEntropy, CrossEntropy
 from rehearse.nets import MLP
 
@@ -141,6 +141,38 @@ def test_finetune(optimizer: str, updates: int) -> None:
         return Finetune(model, OPTIMIZERS[optimizer](model), updates=updates)
 
     assert_equal_runs(build, stream())
+
+
+def one_relu_everywhere() -> nn.Module:
+    torch.manual_seed(3)
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Linear(20, 40), relu, nn.Sequential(nn.Linear(40, 30), relu), nn.Linear(30, 5))
+
+
+def test_a_relu_that_is_used_several_times() -> None:
+    assert_equal_runs(lambda: replay(one_relu_everywhere), stream())
+
+
+@pytest.mark.parametrize("layers", ["the output is rectified", "a layer is used twice"])
+def test_repeated_modules_that_make_another_function(layers: str) -> None:
+    torch.manual_seed(3)
+    relu, again = nn.ReLU(), nn.Linear(5, 5)
+    model = nn.Sequential(nn.Linear(20, 5), relu, again, relu, *([again] if "twice" in layers else []))
+    x, y = samples(8, 0)
+    learner, expected = Finetune(model, sgd(model)), F.cross_entropy(model(x), y).item()
+    assert not is_dense(learner, x)
+    assert learner.observe(x, y).incoming_loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_batches_go_where_the_network_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *device: False)  # torch knows no autocast for meta
+    learner = replay(lambda: chain().to("meta"))
+    engine = learner.plain.fastest(torch.empty(6, 20, device="meta"))
+    assert isinstance(engine, Dense)
+    sizes = [20, 40, 30, 5]
+    rows = [torch.zeros(6, size, device="meta") for size in sizes]
+    for losses in engine.losses(Batch(*samples(4, 0)), Factors(rows[:3], rows[1:])):
+        assert losses.device.type == "meta"
 
 
 def test_bytes_and_batches_of_every_size() -> None:

@@ -67,16 +67,18 @@ class Dense:
             linears: All linear layers of its model, in order.
             layers: The same, as they are used here.
         """
-        self.plain, self.linears, self.layers = plain, linears, layers
+        self.plain, self.linears, self.layers, self.device = plain, linears, layers, layers[0].weight.device
 
     def gradient(self, batch: Batch, *, replayed: bool) -> Passed:
         """See `Engine.gradient`."""
+        batch = batch.to(self.device)
         inputs, logits = self._forward(batch)
         losses, of_logits = CrossEntropy().with_gradient(logits, batch, replayed)
         return Passed(finite(losses.mean()), self._backward(inputs, of_logits), logits)
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""
+        incoming, replayed = incoming.to(self.device), replayed.to(self.device)
         both, n, m = joined(incoming, replayed), len(incoming), len(replayed)
         inputs, logits = self._forward(both)
         losses, of_logits = CrossEntropy().with_gradient(logits, both, False)  # of the mean over all n + m samples
@@ -91,6 +93,7 @@ class Dense:
         """See `Engine.losses`: both passes layer by layer, without the look-ahead parameters."""
         if virtual_step == "optimizer":
             return self.plain.losses(batch, self._named(gradient), virtual_step=virtual_step, layers=layers)
+        batch = batch.to(self.device)
         before = after = self._inputs(batch)
         last = len(self.layers) - 1
         for number, (layer, inputs, deltas) in enumerate(zip(self.layers, *gradient, strict=True)):
@@ -171,7 +174,8 @@ def _chain(model: nn.Module, flat: bool) -> list[nn.Linear]:
         model: Linear layers with ReLUs between them, in `nn.Sequential` containers.
         flat: Whether the inputs have two dimensions; if not, the model must begin with `nn.Flatten`.
     """
-    modules, container = list(model.modules()), nn.Sequential.forward
+    modules = [module for _, module in model.named_modules(remove_duplicate=False)]  # a repeated one is called again
+    container = nn.Sequential.forward
     if watched(modules):
         return []
     parts = [module for module in modules if type(module).forward is not container]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean
-from ..checks import check_positive
+from ..checks import check_model, check_positive
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
@@ -72,12 +72,13 @@ class Learner(ABC):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer; another one may be assigned."""
+        """The optimizer; another one of the model's parameters may be assigned."""
         return self.network.optimizer
 
     @optimizer.setter
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         with self.lock:
+            check_model(self.model, optimizer, None, None, self.network.name)
             self.network.optimizer = optimizer
 
     @property

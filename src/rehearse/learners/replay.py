@@ -149,7 +149,7 @@ class Replay(Learner):
             return Retrieved()
         try:
             return Retrieved(*self.retrieval(self.memory, query, gradient, engine, self.budget))
-        except RehearseError:
+        except (RehearseError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError) as problem:
             raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem

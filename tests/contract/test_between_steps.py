@@ -1,0 +1,84 @@
+"""What a learner holds between two steps, what it notices then, and what may be assigned."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
+from rehearse.batchnorm import versions
+from rehearse.errors import InvalidInput, InvalidType
+
+
+def samples(n: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    return torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 1000), nn.BatchNorm1d(1000), nn.ReLU(), nn.Linear(1000, 3))
+
+
+def held() -> int:
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type == "cpu"]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9}], ids=str)
+def test_nothing_of_the_undo_or_the_look_ahead_is_held(options: dict[str, Any]) -> None:
+    own = model()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1, **options)
+    learner = Replay(own, optimizer, ReservoirMemory(20), MostInterfered(10), exclude_current_task=False)
+    for n in (6, 7, 5):
+        learner.observe(*samples(n))
+    before = held()
+    learner.network._saved.clear()
+    learner.network.twin.place({})
+    assert held() == before
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_is_noticed(fused: bool) -> None:
+    own, memory = model(), ReservoirMemory(20)
+    learner = Finetune(own, torch.optim.Adam(own.parameters(), fused=fused))
+    parameters = nn.ParameterList(own.parameters())  # without the buffers, which a step moves too
+    before = versions(parameters, memory)
+    learner.observe(*samples())
+    assert all(one != other for one, other in zip(before[1:], versions(parameters, memory)[1:], strict=True))
+
+
+def test_an_optimizer_that_is_assigned_is_checked() -> None:
+    own = model()
+    learner = Finetune(own, torch.optim.SGD(own.parameters(), lr=0.1))
+    first = learner.optimizer
+    for optimizer in (torch.optim.SGD(model().parameters()), torch.optim.LBFGS(own.parameters())):
+        with pytest.raises(InvalidInput):
+            learner.optimizer = optimizer
+    with pytest.raises(InvalidType):
+        learner.optimizer = "SGD"  # type: ignore[assignment]
+    assert learner.optimizer is first
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_no_memory_left_is_not_the_fault_of_the_batch(steps: int) -> None:
+    own = model()
+    retrieval = MostInterfered(10)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    learner = Replay(own, optimizer, ReservoirMemory(20), retrieval, exclude_current_task=False)
+    learner.observe(*samples())
+
+    def full(*_: object) -> None:
+        nonlocal steps
+        steps -= 1
+        if not steps:
+            raise torch.OutOfMemoryError("no memory left")
+
+    own[0].register_forward_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.observe(*samples(5))
