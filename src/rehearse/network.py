@@ -318,7 +318,9 @@ class Network:
         run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
         run(map(setattr, stepped, repeat("grad"), users))
-        run(map(increment_version, stepped))  # a fused optimizer does not, and caches would be used as if no step was made
+        run(
+            map(increment_version, stepped)
+        )  # a fused optimizer does not, and caches would be used as if no step was made
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:

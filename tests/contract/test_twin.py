@@ -84,7 +84,9 @@ def test_a_model_that_cannot_be_copied_is_not_copied_at_every_look() -> None:
     assert model.first.weight.copies == tried  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("change", [lambda m: m.known.add(1), lambda m: m.by_name.update(offset=3.0)], ids=["set", "dict"])
+@pytest.mark.parametrize(
+    "change", [lambda m: m.known.add(1), lambda m: m.by_name.update(offset=3.0)], ids=["set", "dict"]
+)
 def test_attributes_that_change_in_place_are_followed(change: Callable[[Masked], object]) -> None:
     model, (x, y) = Masked(), samples()
     own = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -128,7 +128,7 @@ class MappedFile:
     def _locked(self, opened: ExitStack) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
-            file = opened.enter_context(open(self.path, "r+b", buffering=0))
+            file = opened.enter_context(self.path.open("r+b", buffering=0))
         except OSError as problem:
             raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
         opened.callback(unlock, file.fileno(), os.getpid())
