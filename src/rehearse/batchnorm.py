@@ -82,7 +82,8 @@ class Recalibrated(BatchNormPolicy):
             return {}
         now = [id(memory), *versions(model, memory)]
         if now != self._cached[0]:
-            self._cached = now, _estimate(model, memory, forward)
+            with torch.autocast(next(model.parameters()).device.type, enabled=False):  # it outlives the caller's
+                self._cached = now, _estimate(model, memory, forward)
         return self._cached[1]
 
 

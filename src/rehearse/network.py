@@ -342,7 +342,8 @@ class Network:
         modules = list(self.model.modules())
         modes = [module.training for module in modules]
         # A pass may create or replace some buffers; a look at a model that cannot be copied replaces parameters.
-        held = [(own, dict(own)) for module in modules for own in (module._buffers, module._parameters)]
+        dicts: list[dict[str, Any]] = [vars(one)[part] for one in modules for part in ("_buffers", "_parameters")]
+        held = [(own, dict(own)) for own in dicts]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)

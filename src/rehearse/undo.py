@@ -9,6 +9,8 @@ from functools import partial
 from itertools import chain, repeat
 from typing import Any, Protocol
 
+import torch
+
 Restore = Callable[[], object]
 Operations = Iterable[object]
 """A lazy sequence of calls into C, such as ``map(torch.Tensor.sub_, parameters, updates)``: iterating it runs them."""
@@ -52,7 +54,8 @@ def all_or_nothing(*parts: Undoable) -> Iterator[Commit]:
         run(chain(*operations, map(list.clear, [restores, *saved])))
 
     try:
-        yield commit
+        with torch.inference_mode(False):  # what is kept must be trained and overwritten later
+            yield commit
     except BaseException:
         for restore in reversed(restores):
             restore()

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
+from rehearse import ClassBalancedMemory, Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.batchnorm import versions
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.learners.gdumb import GDumb
 
 
 def samples(n: int = 6) -> tuple[Tensor, Tensor]:
@@ -82,3 +83,31 @@ def test_no_memory_left_is_not_the_fault_of_the_batch(steps: int) -> None:
     own[0].register_forward_hook(full)
     with pytest.raises(torch.OutOfMemoryError):
         learner.observe(*samples(5))
+
+
+def test_what_is_kept_does_not_depend_on_the_callers_contexts() -> None:
+    learners = []
+    for _ in range(2):
+        own = model()
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+        learners.append(Replay(own, optimizer, ReservoirMemory(20), batchnorm="recalibrated"))
+    x, y = samples(9)
+    one, other = learners
+    other.observe(x, y)
+    with torch.inference_mode():
+        one.observe(x, y)
+        one.predict(x)
+    one.observe(x, y)
+    other.observe(x, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one.predict(x)
+    assert torch.equal(one.logits(x), other.logits(x))
+    assert len(one.diagnose(x, y, task=1).slots) == 18
+
+
+def test_gdumb_can_be_asked_in_inference_mode() -> None:
+    own = model()
+    learner = GDumb(own, torch.optim.SGD(own.parameters(), lr=0.1), ClassBalancedMemory(20), epochs=1)
+    learner.observe(*samples(9))
+    with torch.inference_mode():
+        assert learner.predict(samples(9)[0]).shape == (9,)

@@ -88,7 +88,7 @@ def test_a_model_that_cannot_be_copied_is_not_copied_at_every_look() -> None:
     "change", [lambda m: m.known.add(1), lambda m: m.by_name.update(offset=3.0)], ids=["set", "dict"]
 )
 def test_attributes_that_change_in_place_are_followed(change: Callable[[Masked], object]) -> None:
-    model, (x, y) = Masked(), samples()
+    model, (x, _) = Masked(), samples()
     own = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))
     own.logits(x)
     change(model)
@@ -115,7 +115,7 @@ def by_default(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("wrap", [wrapped, in_a_notebook, by_default])
 def test_a_model_that_calls_itself_through_a_closure_is_left_as_it_is(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    model, (x, y) = wrap(Keeping()), samples()
+    model, (x, _) = wrap(Keeping()), samples()
     own, plain = learner(model), learner(Keeping())
     for n in (6, 7, 5):
         ours, theirs = own.observe(*samples(n)), plain.observe(*samples(n))

@@ -329,7 +329,7 @@ class Learner(ABC):
                 torch.set_grad_enabled(grad)
                 run(map(setattr, networks, repeat("samples_passed"), counts))
 
-            with restoring(restore):
+            with torch.inference_mode(False), restoring(restore):  # what is kept, copies and statistics, outlives it
                 yield
 
     def _networks(self) -> list[Network]:
