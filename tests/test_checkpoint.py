@@ -320,7 +320,7 @@ def test_samples_are_for_the_owner_alone_and_all_else_has_the_mode_of_the_proces
     finally:
         os.umask(mask)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
-    assert modes == {name: 0o600 for name in ("in RAM", "in a file", "samples", "samples.1.undo")} | {"without": 0o644}
+    assert modes == dict.fromkeys(("in RAM", "in a file", "samples", "samples.1.undo"), 0o600) | {"without": 0o644}
 
 
 @pytest.mark.parametrize("kind", ["device", "link to a device", "pipe", "directory"])

@@ -514,7 +514,7 @@ def test_a_learner_with_a_closed_memory_is_not_saved_and_can_be_loaded(tmp_path:
         lambda: rehearse.load(tmp_path / "foreign", into=one),  # refused, and leaves the memory closed
         lambda: one.observe(*samples(4)),
     ):
-        with pytest.raises((InvalidInput, CheckpointError), match="is closed|another memory"):
+        with pytest.raises((InvalidInput, CheckpointError), match=r"is closed|another memory"):
             call()
         assert_same(picture(one), weights)
     assert (tmp_path / "checkpoint").read_bytes() == content
