@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -128,7 +129,7 @@ class MappedFile:
     def _locked(self, opened: ExitStack) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
         try:
-            file = opened.enter_context(self.path.open("r+b", buffering=0))
+            file = opened.enter_context(FileIO(self.path, "r+"))
         except OSError as problem:
             raise InvalidInput(f"cannot open {self.path}: {problem.strerror}") from problem
         opened.callback(unlock, file.fileno(), os.getpid())
