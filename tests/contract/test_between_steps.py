@@ -27,7 +27,8 @@ def model() -> nn.Sequential:
 
 def held() -> int:
     gc.collect()
-    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type == "cpu"]
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    tensors = [one for one in tensors if one.device.type == "cpu" and one.layout == torch.strided]
     return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}.values())
 
 

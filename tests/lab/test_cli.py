@@ -174,7 +174,7 @@ def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
         (("run", "gen", "-o", "reuse=no"), "reuse is 'no'; it must be true or false"),
         (("run", "gen", "-o", "generator_lr=-1"), "generator_lr is -1; a learning rate is a positive number"),
         (("run", "gen", "-o", "generator_lr=NaN"), "generator_lr is nan; it must be a number"),
-        (("run", "gen", "-o", "hidden=0"), "hidden=0"),
+        (("run", "gen", "-o", "hidden=0"), "hidden is 0"),
         (("run", "gen", "-o", "dropout=2"), "dropout"),
         (("run", "gen-mir", "-o", "init=nowhere"), "init is 'nowhere'"),
         (("run", "gen", "gen-mir", "--trace"), "gen, gen-mir does not use trace"),

@@ -199,7 +199,7 @@ def test_a_short_run_on_cifar10(tmp_path: Path, pictures: Any, monkeypatch: pyte
     result = execute(spec, settings=Settings(data_dir=str(tmp_path)))
     matrix = np.array(result["matrices"]["test"], dtype=float)
     assert matrix.shape == (5, 5)
-    assert np.isfinite(matrix).all()
+    assert np.isfinite(matrix[np.tril_indices(5)]).all()
     assert result["cost"]["steps"] == 10
 
 
