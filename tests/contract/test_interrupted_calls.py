@@ -25,7 +25,7 @@ from rehearse.learners import ICaRL
 from sameness import assert_same, differences
 
 EVERY_LINE = os.environ.get("REHEARSE_EVERY_LINE") == "1"
-POINTS = 12  # of the other lines of each call
+POINTS = 5  # of the other lines of each call
 LEARNERS = [
     "replay mi2 ce sgd 1 chain",
     "replay mi2 der adam 2 norm published",
