@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -135,3 +136,16 @@ def test_generated_pages_are_those_of_the_results():
     for page in ("README.md", "docs/methods/ae.md"):
         text = (ROOT / page).read_text("utf-8")
         assert filled(text, found) == text, f"{page} is not made from results/: `make reproduction`"
+
+
+def test_everything_that_the_pages_refer_to_exists():
+    lines = [line.strip() for page in PAGES for line in page.read_text().splitlines()]
+    named = {line.removeprefix("::: ") for line in lines if line.startswith("::: ")}
+    assert "rehearse.Replay" in {name.replace(".learners", "") for name in named}
+    missing = []
+    for name in sorted(named):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+    assert missing == []

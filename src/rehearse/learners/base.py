@@ -136,7 +136,7 @@ class Learner(ABC):
         """Finish a task; called before evaluation. Nothing by default."""
 
     def grow(self, classes: int) -> int:
-        """Give the model's last layer ``classes`` outputs in all, and return how many are new; see `heads.grow`.
+        """Give the model's last layer ``classes`` outputs in all, and return how many are new.
 
         What was learned stays, the optimizer's momentum included. A checkpoint of a grown learner loads into one that
         has not grown yet. Refused if the memory could not store what the loss wants stored of so many outputs.
