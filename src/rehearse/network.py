@@ -225,7 +225,7 @@ class Network:
         finally:  # the twin may be the model itself, or be used by an outer block
             run(map(dict.__setitem__, held, repeat("training"), modes))
             torch.set_grad_enabled(grad)
-            if self.twin.module is not self.model:
+            if mode == "scoring" and self.twin.module is not self.model:
                 self.twin.place({})  # frees θᵛ
 
     @property
