@@ -209,6 +209,8 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     definition, settings = find(STREAMS, "stream", stream), stream_settings(stream)
     if definition.make is not None:
         settings["common"] = {**OWN_SETTINGS, **definition.settings}
+        if not known.scores:
+            settings["common"].pop("candidates")  # other methods pass them only on request
     defaults = {"options": dict(known.options)}
     values = merge([defaults, settings["common"], settings["methods"].get(method, {}), *map(_with_capacity, layers)])
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))
