@@ -1,4 +1,4 @@
-"""Your own retrieval: `rehearse run er-hardest --import own_retrieval.py --stream split-mnist-5k`."""
+"""Your own retrieval: `rehearse run er-hardest er-pushed --import own_retrieval.py --stream split-mnist-5k`."""
 
 from typing import Any
 
@@ -9,7 +9,26 @@ from rehearse.lab.methods import METHODS, replay
 
 
 class HighestLoss:
-    """Of 50 candidates, replay those with the highest loss before the step: MIR without the look-ahead."""
+    """Of ``pool`` candidates, replay those with the highest loss now: MIR without the look-ahead, at half its cost."""
+
+    needs_gradient = False
+
+    def __init__(self, pool: int) -> None:
+        self.pool = pool
+
+    def __call__(
+        self, memory: Any, incoming: Batch, gradient: Any, engine: Any, budget: int
+    ) -> tuple[Batch | None, torch.Tensor | None]:
+        if memory.eligible(incoming.task) == 0:
+            return None, None
+        candidates = memory.sample(self.pool, exclude_task=incoming.task)
+        losses, _ = engine.losses(candidates)  # one pass; with a gradient two: the losses now, and after the step
+        highest = torch.topk(losses, min(budget, len(losses))).indices
+        return candidates.take(highest), losses[highest]
+
+
+class MostPushedDown(HighestLoss):
+    """Of ``pool`` candidates, replay those of the classes whose output the incoming batch lowers most: no pass."""
 
     needs_gradient = True
 
@@ -18,15 +37,21 @@ class HighestLoss:
     ) -> tuple[Batch | None, torch.Tensor | None]:
         if memory.eligible(incoming.task) == 0:
             return None, None
-        candidates = memory.sample(50, exclude_task=incoming.task)
-        before, _ = engine.losses(candidates, gradient)
-        highest = torch.topk(before, min(budget, len(before))).indices
-        return candidates.take(highest), before[highest]
+        candidates = memory.sample(self.pool, exclude_task=incoming.task)
+        *_, pushed = engine.named(gradient).values()  # of the last parameter: the bias of the outputs
+        lowered = pushed[candidates.y]
+        most = torch.topk(lowered, min(budget, len(lowered))).indices
+        return candidates.take(most), lowered[most]
 
 
-METHODS["er-hardest"] = replay("replay of the stored samples with the highest loss", lambda spec: HighestLoss())
+for name, kind, summary in (
+    ("er-hardest", HighestLoss, "replay of the stored samples with the highest loss"),
+    ("er-pushed", MostPushedDown, "replay of the classes that the incoming batch pushes down"),
+):  # an option of the command line, with its default: `-o pool=20`
+    METHODS[name] = replay(summary, lambda spec, kind=kind: kind(spec.options["pool"]), options={"pool": 50})
 
 if __name__ == "__main__":
     from rehearse.lab.cli.app import app
 
-    app(["run", "er-hardest", "--import", __file__, "--stream", "split-mnist-5k", "--seeds", "1"])
+    run = ["run", "er-hardest", "er-pushed", "--import", __file__, "--stream", "split-mnist-5k"]
+    app([*run, "--seeds", "1", "-o", "pool=30"])
