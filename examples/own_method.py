@@ -3,6 +3,7 @@
 from typing import Any
 
 from rehearse import Learner, ReservoirMemory, Step
+from rehearse.checks import needs_two_samples
 from rehearse.lab.methods import METHODS, learner
 from rehearse.network import Network
 from rehearse.undo import all_or_nothing, assign, run
@@ -31,7 +32,7 @@ class WarmReplay(Learner):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
                     loss, gradient, *_ = engine.gradient(incoming, replayed=False)
-                    if memory.eligible(current):
+                    if memory.eligible(current) > needs_two_samples(self.model):  # batch-norm needs two
                         replayed = memory.sample(self.budget, exclude_task=current)
                         replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)
                         gradient = gradient.plus(second, weight)

@@ -1,4 +1,4 @@
-"""Your own retrieval: `rehearse run er-hardest er-pushed --import own_retrieval.py --stream split-mnist-5k`."""
+"""Your own retrieval: `rehearse run er-hardest er-further --import own_retrieval.py --stream split-mnist-5k`."""
 
 from typing import Any
 
@@ -27,31 +27,33 @@ class HighestLoss:
         return candidates.take(highest), losses[highest]
 
 
-class MostPushedDown(HighestLoss):
-    """Of ``pool`` candidates, replay those of the classes whose output the incoming batch lowers most: no pass."""
+class FurtherAhead:
+    """MIR that looks ahead as far as ``steps`` steps along the gradient of the incoming batch would lead."""
 
     needs_gradient = True
+
+    def __init__(self, steps: float) -> None:
+        self.steps = steps
 
     def __call__(
         self, memory: Any, incoming: Batch, gradient: Any, engine: Any, budget: int
     ) -> tuple[Batch | None, torch.Tensor | None]:
         if memory.eligible(incoming.task) == 0:
             return None, None
-        candidates = memory.sample(self.pool, exclude_task=incoming.task)
-        *_, pushed = engine.named(gradient).values()  # of the last parameter: the bias of the outputs
-        lowered = pushed[candidates.y]
-        most = torch.topk(lowered, min(budget, len(lowered))).indices
-        return candidates.take(most), lowered[most]
+        candidates = memory.sample(50, exclude_task=incoming.task)
+        before, after = engine.losses(candidates, gradient.plus(gradient, self.steps - 1))
+        most = torch.topk(after - before, min(budget, len(before))).indices
+        return candidates.take(most), (after - before)[most]
 
 
-for name, kind, summary in (
-    ("er-hardest", HighestLoss, "replay of the stored samples with the highest loss"),
-    ("er-pushed", MostPushedDown, "replay of the classes that the incoming batch pushes down"),
-):  # an option of the command line, with its default: `-o pool=20`
-    METHODS[name] = replay(summary, lambda spec, kind=kind: kind(spec.options["pool"]), options={"pool": 50})
+METHODS["er-hardest"] = replay(  # on the command line: `-o pool=20`
+    "replay of the highest losses", lambda spec: HighestLoss(spec.options["pool"]), options={"pool": 50}
+)
+METHODS["er-further"] = replay(
+    "ER-MIR that looks further ahead", lambda spec: FurtherAhead(spec.options["steps"]), options={"steps": 3.0}
+)
 
 if __name__ == "__main__":
     from rehearse.lab.cli.app import app
 
-    run = ["run", "er-hardest", "er-pushed", "--import", __file__, "--stream", "split-mnist-5k"]
-    app([*run, "--seeds", "1", "-o", "pool=30"])
+    app(["run", "er-hardest", "er-further", "--import", __file__, "--stream", "split-mnist-5k", "--seeds", "1"])
