@@ -18,7 +18,7 @@ SAYS = {
     "deletion_request": "1 sample removed; anna's is in the file: False",
     "own_method": "er-warm − er",
     "own_network": "split-mnist-5k, 1 seed",
-    "own_retrieval": "er-hardest",
+    "own_retrieval": "er-further − er-hardest",
     "own_stream": "er-mir − er",
     "own_generator": "the same predictions after loading: True",
     "own_model_and_arrays": "of all ten classes",

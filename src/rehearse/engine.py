@@ -24,7 +24,8 @@ Layers = Literal["all", "head"]
 class Passed(NamedTuple):
     """A training pass: the mean loss, its gradient, the logits; for two batches in one pass also the second loss.
 
-    Only the engine that made a gradient can read it; ``gradient.plus(other, weight)`` is gradient + weight × other.
+    Only the engine that made a gradient can read it (``engine.named(gradient)`` is a dict by parameter name);
+    ``gradient.plus(other, weight)`` is gradient + weight × other.
     """
 
     loss: float
@@ -43,12 +44,12 @@ class Engine(Protocol):
         """Pass both batches at once and differentiate mean ℓ(incoming) + weight × mean ℓ(replayed)."""
 
     def losses(
-        self, batch: Batch, gradient: Any, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
+        self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
     ) -> tuple[Tensor, Tensor]:
-        """Return ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value per sample."""
+        """Return ℓ(f_θ(x), y) and ℓ(f_θᵛ(x), y), one value per sample; without a gradient θᵛ = θ, and one pass."""
 
-    def pass_through(self, batch: Batch) -> None:
-        """Pass a batch as `losses` does under θ, for the batch-norm statistics that the pass leaves."""
+    def named(self, gradient: Any) -> NamedGradient:
+        """Return a gradient as a dict: one tensor for each parameter, by its name in the model."""
 
     def step(self, gradient: Any) -> Operations:
         """Prepare the optimizer's step; what remains to be done is for the caller's commit."""
@@ -101,31 +102,27 @@ class Plain:
         return Passed(finite(first), gradient, logits[: len(incoming)].detach(), finite(second))
 
     def losses(
-        self, batch: Batch, gradient: NamedGradient, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
+        self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
     ) -> tuple[Tensor, Tensor]:
         """See `Engine.losses`. Without dropout; batch-norm uses the statistics of this batch."""
         network, batch = self.network, batch.to(self.network.device)
         x = self.prepare(batch.x)
         with network.looking("scoring"):
             tensors = network.twin.tensors()
-            if layers == "head":
+            if layers == "head" and gradient is not None:
                 before, after = self._logits_of_head(x, tensors, gradient, virtual_step)
             else:
-                before = network(x, tensors, network.precision.scoring)
-                ahead = network.twin.tensors() | network.look_ahead(gradient, virtual_step)
-                after = network(x, ahead, network.precision.scoring)
+                before = after = network(x, tensors, network.precision.scoring)
+                if gradient is not None:
+                    ahead = network.twin.tensors() | network.look_ahead(gradient, virtual_step)
+                    after = network(x, ahead, network.precision.scoring)
             if self.batchnorm.follows_scoring:
                 self.batchnorm.scored(network.model, tensors)
             return self.loss(before, batch, True), self.loss(after, batch, True)
 
-    def pass_through(self, batch: Batch) -> None:
-        """See `Engine.pass_through`."""
-        x = self.prepare(batch.to(self.network.device).x)
-        with self.network.looking("scoring"):
-            tensors = self.network.twin.tensors()
-            self.network(x, tensors, self.network.precision.scoring)
-            if self.batchnorm.follows_scoring:
-                self.batchnorm.scored(self.network.model, tensors)
+    def named(self, gradient: NamedGradient) -> NamedGradient:
+        """See `Engine.named`."""
+        return gradient
 
     def _logits_of_head(
         self, x: Tree, tensors: dict[str, Tensor], gradient: NamedGradient, virtual_step: VirtualStep

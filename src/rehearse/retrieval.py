@@ -31,6 +31,13 @@ class Retrieval(Protocol):
     """Chooses stored samples for an incoming batch.
 
     Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``.
+
+    It reads the memory and changes none of its samples. What it wants to remember of them it notes there
+    (`Memory.note`, after `Memory.fact` has said what stands where nothing was noted): facts are undone if the batch
+    fails, and go when their sample goes. Its own attributes are neither undone nor saved. It calls ``engine.losses``
+    and ``engine.named``, not ``engine.gradient``: a training pass would move the model's buffers and random state.
+
+    An attribute ``draws`` says that it returns up to so many times the budget: a batch for each term of a loss.
     """
 
     needs_gradient: bool
@@ -44,8 +51,10 @@ class Retrieval(Protocol):
         Args:
             memory: Where to choose from: `Memory.sample`, `Memory.all`, `Memory.fact`.
             incoming: The incoming batch; its task is None if all stored samples are eligible.
-            gradient: Of the incoming batch's mean loss, to be handed on to ``engine.losses``.
-            engine: ``engine.losses(candidates, gradient)`` returns the losses before and after the virtual step.
+            gradient: Of the incoming batch's mean loss, to be handed on to ``engine.losses``;
+                ``engine.named(gradient)`` is a dict of tensors by parameter name.
+            engine: ``engine.losses(candidates, gradient)`` returns the losses before and after the virtual step;
+                ``engine.losses(candidates)`` makes one pass and returns the losses now, twice.
             budget: The number of samples to return, at most.
         """
 
@@ -72,7 +81,7 @@ class Uniform:
         if self.candidates is None:
             return Retrieved(memory.sample(budget, exclude_task=incoming.task))
         candidates = memory.sample(max(self.candidates, budget), exclude_task=incoming.task)
-        engine.pass_through(candidates)
+        engine.losses(candidates)
         return Retrieved(candidates.take(torch.arange(min(budget, len(candidates)))))
 
 

@@ -242,7 +242,7 @@ def test_nothing_is_touched(make: Any, options: dict[str, Any], training: bool) 
     before = (frozen(outside(model)), frozen(optimizer.state_dict()), frozen(gradient), samples.x.clone())
     with borrowed(look.network.random):
         look.losses(samples, gradient)
-        look.plain.pass_through(samples)
+        look.plain.losses(samples)
         look.parameters(gradient)
     assert_same((outside(model), optimizer.state_dict(), gradient, samples.x), before)
 
@@ -264,7 +264,7 @@ def test_a_policy_receives_the_statistics_that_scoring_moved() -> None:
     copied(samples.x)
     for passing in (
         lambda: look.losses(samples, gradient_of(model, batch())),
-        lambda: look.plain.pass_through(samples),
+        lambda: look.plain.losses(samples),
     ):
         policy.moved = {}
         passing()

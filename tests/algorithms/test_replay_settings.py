@@ -224,5 +224,5 @@ def test_stored_samples_are_grouped_by_what_is_known_of_them() -> None:
     for seed in range(2):
         learner.observe(*samples(seed=seed), task=seed)
     diagnosis: Any = learner.diagnose(*samples(seed=5))
-    with pytest.raises(InvalidInput, match="class, task"):
+    with pytest.raises(InvalidInput, match="one of class, task"):
         diagnosis.by("id")

@@ -233,6 +233,23 @@ def test_the_gradient_of_cross_entropy() -> None:
     torch.testing.assert_close(gradient, torch.autograd.grad(expected.mean(), logits)[0])
 
 
+def test_a_gradient_is_read_by_name_and_losses_need_none() -> None:
+    learner, (x, y) = replay(), samples(5, 0)
+    engine, batch = learner.plain.fastest(x), Batch(x, y)
+    assert isinstance(engine, Dense)
+    with torch.enable_grad():
+        fast, plain = (one.gradient(batch, replayed=False).gradient for one in (engine, learner.plain))
+    assert learner.plain.named(plain) is plain
+    assert engine.named(fast).keys() == plain.keys() == dict(learner.model.named_parameters()).keys()
+    for name, value in engine.named(fast).items():
+        torch.testing.assert_close(value, plain[name])
+    passed = learner.samples_passed
+    now, again = engine.losses(batch)
+    assert learner.samples_passed == passed + len(x)  # one pass
+    assert torch.equal(now, again)
+    torch.testing.assert_close(now, F.cross_entropy(learner.model(x), y, reduction="none").detach())
+
+
 def test_the_norm_of_factors_is_an_upper_bound() -> None:
     learner = replay()
     engine = learner.plain.fastest(samples(5, 0)[0])

@@ -11,7 +11,7 @@ from torch import nn
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.batchnorm import Joint
 from rehearse.errors import InvalidInput
-from rehearse.lab import setup
+from rehearse.lab import methods, setup
 from rehearse.lab.batchnorm import Published
 from rehearse.lab.methods import (
     COMMON,
@@ -26,7 +26,7 @@ from rehearse.lab.methods import (
 )
 from rehearse.lab.setup import with_precision
 from rehearse.lab.spec import Spec, load_spec_values, named_specs
-from rehearse.lab.streams import STREAMS
+from rehearse.lab.streams import STREAMS, Definition
 from rehearse.network import prepare_unit
 from sameness import assert_same, differences
 
@@ -45,10 +45,24 @@ def test_the_papers_settings_are_those_of_the_stream() -> None:
     assert (mini.candidates, mini.updates, mini.capacity) == (25, 3, 10_000)
 
 
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream of one's own with the name ``own``, which says how many candidates there are where any are scored."""
+    more = {"own": Definition("mine", n_tasks=2, make=blobs, settings={"candidates": 30})}
+    monkeypatch.setattr(methods, "STREAMS", STREAMS | more | {"bare": Definition("mine", n_tasks=2, make=blobs)})
+
+
+def blobs(**_: Any) -> Any:
+    raise AssertionError("only the settings are asked for")
+
+
+@pytest.mark.usefixtures("own")
 def test_plain_replay_is_plain() -> None:
     """ER takes candidates only on request: then it is the control."""
-    for stream in STREAMS:
+    for stream in (*STREAMS, "own", "bare"):
         assert resolve("er", stream).candidates is None
+    assert resolve("er", "own", {"candidates": 20}).candidates == 20
+    assert (resolve("er-mir", "own").candidates, resolve("er-mir", "bare").candidates) == (30, 50)
     assert tiny(resolve("er", "split-mnist")).retrieval.candidates is None
     assert tiny(resolve("er", "split-mnist", {"candidates": 30})).retrieval.candidates == 30
     assert tiny(resolve("er", "split-mnist", {"candidates": "all"})).retrieval.candidates == 500

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from operator import call
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -88,11 +88,12 @@ class Dense:
         return Passed(finite(losses[:n].mean()), gradient, logits[:n], finite(losses[n:].mean()))
 
     def losses(
-        self, batch: Batch, gradient: Factors, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
+        self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
     ) -> tuple[Tensor, Tensor]:
         """See `Engine.losses`: both passes layer by layer, without the look-ahead parameters."""
-        if virtual_step == "optimizer":
-            return self.plain.losses(batch, self._named(gradient), virtual_step=virtual_step, layers=layers)
+        if gradient is None or virtual_step == "optimizer":
+            named = gradient and self.named(gradient)
+            return self.plain.losses(batch, named, virtual_step=virtual_step, layers=layers)
         batch = batch.to(self.device)
         before = after = self._inputs(batch)
         last = len(self.layers) - 1
@@ -105,15 +106,11 @@ class Dense:
         self.plain.network.samples_passed += len(batch) * (2 if layers == "all" else 1)
         return self.plain.loss(before, batch, True), self.plain.loss(after, batch, True)
 
-    def pass_through(self, batch: Batch) -> None:
-        """See `Engine.pass_through`."""
-        self.plain.pass_through(batch)
-
     def step(self, gradient: Factors) -> Operations:
         """See `Engine.step`: W ← W − α ΔᵀX without multiplying out the gradient, for plain SGD."""
         network = self.plain.network
         if network.clip is not None or not is_plain_sgd(network.optimizer) or not math.isfinite(gradient.norm()):
-            return self.plain.step(self._named(gradient))
+            return self.plain.step(self.named(gradient))
         each = list(zip(self.layers, *gradient, strict=True))
         weights = [partial(layer.weight.addmm_, d.t(), x, alpha=-layer.rate) for layer, x, d in each]
         biases = [partial(layer.bias.sub_, d.sum(0), alpha=layer.rate) for layer, _, d in each]
@@ -141,8 +138,8 @@ class Dense:
             deltas.append(relu_backward(deltas[-1] @ layer.weight, x, 0))
         return Factors(inputs, deltas[::-1])
 
-    def _named(self, gradient: Factors) -> NamedGradient:
-        """Return the gradient multiplied out, by parameter name."""
+    def named(self, gradient: Factors) -> NamedGradient:
+        """See `Engine.named`: the gradient multiplied out."""
         values: dict[int, Tensor] = {}
         for module, x, delta in zip(self.linears, *gradient, strict=True):
             values |= {id(module.weight): delta.t() @ x, id(module.bias): delta.sum(0)}

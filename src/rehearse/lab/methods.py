@@ -36,6 +36,8 @@ from .streams import STREAMS
 
 COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
 """The fields of a spec that only some methods use."""
+SCORING: Final = frozenset({"candidates", "criterion"})
+"""Those of them that only a retrieval reads."""
 SHARED: Final = frozenset({"model", "optimizer", "memory", "loss", "prepare", "precision", "clip", "seed"})
 """The arguments of a learner that no option sets."""
 
@@ -104,16 +106,21 @@ def replay(
     loss: Callable[[Spec], Any] = builders.cross_entropy,
     options: Mapping[str, Plain] | None = None,
     *,
+    reads: frozenset[str] = frozenset(),
     all_tasks: bool = False,
 ) -> Method:
-    """Return the entry of a method that is `Replay` with another retrieval or loss; see `builders.replay`."""
+    """Return the entry of a method that is `Replay` with another retrieval or loss; see `builders.replay`.
+
+    The fields ``candidates`` and ``criterion`` of its spec are None unless the retrieval ``reads`` them.
+    """
     options = options or {}
-    uses = COMMON - ({"criterion"} if retrieval is builders.uniform else set())
-    uses -= {"exclude_current_task"} if all_tasks else set()
+    uses = (COMMON - SCORING | reads) - ({"exclude_current_task"} if all_tasks else set())
     retrieval = builders.in_draws(retrieval) if "draws" in options else retrieval
     return Method(summary, builders.replay(retrieval, loss, all_tasks), uses, options)
 
 
+at_random = partial(replay, retrieval=builders.uniform, reads=frozenset({"candidates"}))
+interfered = partial(replay, retrieval=builders.most_interfered, reads=SCORING)
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
 DARK_OPTIONS = {**defaults(DarkExperience, "alpha", "beta"), "draws": 1}
 
@@ -121,32 +128,26 @@ METHODS: dict[str, Method] = {
     "finetune": learner("a step on each batch, no replay: the lower bound", Finetune),
     "iid-online": learner("one pass over the shuffled stream: an upper bound", Finetune, iid_epochs=1),
     "iid-offline": learner("five passes over the shuffled stream: an upper bound", Finetune, iid_epochs=5),
-    "er": replay("experience replay of stored samples at random", builders.uniform),
-    "er-mir": replay(
-        "experience replay of the stored samples that the coming update interferes with most", builders.most_interfered
-    ),
-    "er-mir-head": replay(
+    "er": at_random("experience replay of stored samples at random"),
+    "er-mir": interfered("experience replay of the stored samples that the coming update interferes with most"),
+    "er-mir-head": interfered(
         "ER-MIR that looks ahead with the last layer alone: one pass through the body instead of two",
-        partial(builders.most_interfered, layers="head"),
+        retrieval=partial(builders.most_interfered, layers="head"),
     ),
-    "er-ace": replay(
+    "er-ace": at_random(
         "ER with the asymmetric loss: incoming samples do not push away the classes that are absent",
-        builders.uniform,
-        builders.asymmetric,
+        loss=builders.asymmetric,
         all_tasks=True,
     ),
-    "er-ace-mir": replay(
-        "ER-ACE of the most interfered samples", builders.most_interfered, builders.asymmetric, all_tasks=True
-    ),
-    "der": replay(
+    "er-ace-mir": interfered("ER-ACE of the most interfered samples", loss=builders.asymmetric, all_tasks=True),
+    "der": at_random(
         "DER++: stored samples are replayed with the logits that they were stored with",
-        builders.uniform,
-        builders.dark,
-        DARK_OPTIONS,
+        loss=builders.dark,
+        options=DARK_OPTIONS,
         all_tasks=True,
     ),
-    "der-mir": replay(
-        "DER++ of the most interfered samples", builders.most_interfered, builders.dark, DARK_OPTIONS, all_tasks=True
+    "der-mir": interfered(
+        "DER++ of the most interfered samples", loss=builders.dark, options=DARK_OPTIONS, all_tasks=True
     ),
     "gem": learner("GEM: no step that raises the loss of a past task", GEM, TaskRingMemory),
     "agem": learner("A-GEM: no step that raises the average loss of the past", AGEM, TaskRingMemory),
@@ -209,6 +210,8 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     definition, settings = find(STREAMS, "stream", stream), stream_settings(stream)
     if definition.make is not None:
         settings["common"] = {**OWN_SETTINGS, **definition.settings}
+        if not known.scores:
+            settings["common"].pop("candidates")  # other methods pass them only on request
     defaults = {"options": dict(known.options)}
     values = merge([defaults, settings["common"], settings["methods"].get(method, {}), *map(_with_capacity, layers)])
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))

@@ -57,7 +57,7 @@ def own_metrics(learner: Learner, x: Tree) -> dict[str, float]:
 
 
 def _predict_with(learner: Learner, statistics: dict[str, Tensor], x: Tree) -> Tensor:
-    with learner._looking():
+    with learner._read_only():
         logits = [learner._pass(part, statistics) for part in tree_parts(checked_inputs(x))]
     return torch.cat(logits).argmax(1)
 

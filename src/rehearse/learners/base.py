@@ -173,7 +173,7 @@ class Learner(ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to fill")
         count = 0
         for batch in batches(data, limit):
-            with self._looking():
+            with self._read_only():
                 self._store_known(batch)
             count += len(batch)
         return count
@@ -190,7 +190,7 @@ class Learner(ABC):
 
     def _known_logits(self, known: Batch) -> Tensor:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
-        with self._looking(), borrowed(self.network.random):
+        with self._read_only(), borrowed(self.network.random):
             logits = torch.cat([self._pass(part, {}) for part in tree_parts(checked_inputs(known.x))])
         if not bool(self.loss(logits, known.to(logits.device), False).isfinite().all()):
             raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
@@ -222,7 +222,7 @@ class Learner(ABC):
     def logits(self, x: Tree) -> Tensor:
         """Return the model's outputs in eval mode. Changes nothing."""
         parts = tree_parts(checked_inputs(x))
-        with self._looking():
+        with self._read_only():
             found = [self._evaluate(part) for part in parts]
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -237,7 +237,7 @@ class Learner(ABC):
         Raises:
             InvalidInput: If the model cannot be copied.
         """
-        with self._looking():
+        with self._read_only():
             return Predictor(self._served(), self.progress.kind)
 
     def _served(self) -> Served:
@@ -283,9 +283,9 @@ class Learner(ABC):
         batch = checked_batch(x, y, task)
         if self.memory is None:
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
-        with self._looking(), borrowed(self.network.random):
+        with self._read_only(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
-            plain, (virtual_step, layers) = self._diagnosing(batch), self._look_ahead()
+            plain, (virtual_step, layers) = self._diagnosing(batch), self._diagnosed_step()
             passed = self._virtual_gradient(plain, batch)
             # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
             parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
@@ -303,7 +303,7 @@ class Learner(ABC):
         """Return the engine that judges stored samples beside this batch; it leaves no statistics."""
         return Plain(self.network, self.loss, Clean(), self.plain.prepare)
 
-    def _look_ahead(self) -> tuple[VirtualStep, Layers]:
+    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
         """Return which step `diagnose` looks ahead to, and which layers it moves."""
         return "optimizer", "all"
 
@@ -319,7 +319,7 @@ class Learner(ABC):
         return {}
 
     @contextlib.contextmanager
-    def _looking(self) -> Iterator[None]:
+    def _read_only(self) -> Iterator[None]:
         """Hold the lock, and leave the counts of passed samples and torch's grad mode as they are."""
         with self.lock:
             networks, grad = self._networks(), torch.is_grad_enabled()

@@ -139,7 +139,7 @@ class ICaRL(Learner):
         """
         if self.tasks.labels:
             raise InvalidInput("a task is running; end it before storing other data: learner.end_task()")
-        with self._looking(), restoring(self.end_task):  # once begun it ends, even if it is interrupted
+        with self._read_only(), restoring(self.end_task):  # once begun it ends, even if it is interrupted
             return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:

@@ -32,7 +32,8 @@ class Replay(Learner):
         θ  ← SGD(B_n ∪ B_MC, α)                    ∇ mean ℓ(B_n) + replay_weight · ∇ mean ℓ(B_MC)
         M  ← UpdateMemory(B_n)
 
-    The last two are one commit, after everything that can fail.
+    With plain SGD θ changes in the commit, after everything that can fail. The memory, and θ under any other optimizer
+    or before the last of several updates, change just before it, and are undone if anything fails.
 
     Differs from the reference implementation: the best losses of MI-2 are stored by slot, so they stay with their
     sample, start at infinity and go when the sample goes; the reservoir's sampling rule holds within a batch too.
@@ -94,7 +95,7 @@ class Replay(Learner):
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
         if isinstance(self.retrieval, MostInterfered):
             check_candidates(self.retrieval.candidates, budget)
-        self._looks_ahead = bool(getattr(self.retrieval, "needs_gradient", True))
+        self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight = budget, replay_weight
         self.exclude_current_task = exclude_current_task
         self._policy = [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
@@ -108,8 +109,8 @@ class Replay(Learner):
             step: Operations = ()
             with network.training(self.updates):
                 for _ in range(self.updates):
-                    run(step)
-                    if joint:
+                    run(step)  # of the update before this one
+                    if joint:  # one pass for B_n ∪ B_MC: batch-norm sees them together, or it is merely faster
                         passed, (replayed, interference) = self._joint_pass(engine, incoming, query)
                         loss, gradient, logits, replayed_loss = passed
                     else:
@@ -125,19 +126,19 @@ class Replay(Learner):
         return Step(loss, replayed_loss, replayed, interference)
 
     def _passes_jointly(self) -> bool:
-        """Whether incoming and replayed samples share a pass: by policy, or because nothing looks ahead between them.
+        """Whether incoming and replayed samples share a pass: by policy, or as no gradient is needed between them.
 
         A model with buffers may keep statistics of its batches, which are not those of the joint batch.
         """
         if self.batchnorm.joint and self.network.has_batchnorm:
             return True
-        return not self._looks_ahead and not any(module._buffers for module in self.model.modules())
+        return not self._needs_gradient and not any(module._buffers for module in self.model.modules())
 
     def _joint_pass(self, engine: Engine, incoming: Batch, query: Batch) -> tuple[Passed, Retrieved]:
-        """Pass B_n ∪ B_MC at once; a retrieval that looks ahead gets the gradient of a pass that leaves no trace."""
+        """Pass B_n ∪ B_MC at once; a retrieval that needs a gradient gets that of a pass that leaves no trace."""
         self.memory.check_inputs(incoming)
-        looks = self._looks_ahead and self.memory.eligible(query.task) > 0
-        gradient = self.plain.virtual_gradient(incoming).gradient if looks else None
+        needed = self._needs_gradient and self.memory.eligible(query.task) > 0
+        gradient = self.plain.virtual_gradient(incoming).gradient if needed else None
         retrieved = self._retrieve(query, gradient, engine)
         if retrieved.batch is None:
             return engine.gradient(incoming, replayed=False), retrieved
@@ -148,11 +149,17 @@ class Replay(Learner):
         if self.memory.eligible(query.task) == 1 and needs_two_samples(self.model):
             return Retrieved()
         try:
-            return Retrieved(*self.retrieval(self.memory, query, gradient, engine, self.budget))
+            found = self.retrieval(self.memory, query, gradient, engine, self.budget)
         except (RehearseError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, ValueError) as problem:
             raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Batch | None):
+            raise InvalidInput(f"a retrieval returns a Batch and its scores, or (None, None); this is {found!r:.80}")
+        most = self.budget * getattr(self.retrieval, "draws", 1)
+        if found[0] is not None and len(found[0]) > most:
+            raise InvalidInput(f"the retrieval returned {len(found[0])} samples; the budget is {most}")
+        return Retrieved(*found)
 
-    def _look_ahead(self) -> tuple[VirtualStep, Layers]:
+    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
         return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

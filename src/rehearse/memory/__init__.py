@@ -1,10 +1,8 @@
 """What is kept of the stream."""
 
-from .balanced import ClassBalancedMemory
-from .base import Memory
-from .exemplars import ExemplarMemory
-from .reservoir import ReservoirMemory
-from .ring import RingMemory
-from .task_rings import TaskRingMemory
-
-__all__ = ["ClassBalancedMemory", "ExemplarMemory", "Memory", "ReservoirMemory", "RingMemory", "TaskRingMemory"]
+from .balanced import ClassBalancedMemory as ClassBalancedMemory
+from .base import Memory as Memory
+from .exemplars import ExemplarMemory as ExemplarMemory
+from .reservoir import ReservoirMemory as ReservoirMemory
+from .ring import RingMemory as RingMemory
+from .task_rings import TaskRingMemory as TaskRingMemory

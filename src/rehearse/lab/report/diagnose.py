@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def diagnose_plot(diagnosis: Diagnosis, by: Literal["class", "task"] = "class") -> Figure:
-    """The loss of each memory before and after the foreseen step, and the mean interference of each class or task.
+    """The loss of each memory before and after the virtual step, and the mean interference of each class or task.
 
     Gives a matplotlib figure: ``diagnose_plot(learner.diagnose(x, y)).savefig("interference.png")``.
     """

@@ -279,13 +279,13 @@ class CodeReplay(Learner):
 
     def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
         """Return prepared inputs, and the same read from their codes, part by part."""
-        with self._looking(), borrowed(self.network.random):
+        with self._read_only(), borrowed(self.network.random):
             prepared = [self._inputs(part) for part in tree_parts(checked_inputs(x))]
             return [(part, self.codec.rebuild(part)) for part in prepared]
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the memory in bytes, beside what as many raw inputs would take; and what the search did."""
-        with self._looking():
+        with self._read_only():
             found: dict[str, Any] = {"memory": self.coded.sizes()}
             return found if self.search is None else found | {"search": self.search.report()}
 
@@ -315,7 +315,7 @@ class CodeReplay(Learner):
         x = self._inputs(batch.x)
         return plain.virtual_gradient(replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x))
 
-    def _look_ahead(self) -> tuple[VirtualStep, Layers]:
+    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
         return "sgd", "all"
 
     def _check_inputs(self, x: Tree) -> None:

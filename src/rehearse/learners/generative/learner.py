@@ -184,7 +184,7 @@ class GenerativeReplay(Learner):
         """Check a batch, and with the first one the generator; changes nothing."""
         incoming = super()._accept(x, y, task, id)
         if not self.progress.samples:
-            with self._looking(), borrowed(self.network.random):
+            with self._read_only(), borrowed(self.network.random):
                 first = self._inputs(tree_map(lambda leaf: leaf[:2], incoming.x))
                 check_generator(self.generator_network, first, self.latent, searched=bool(self._searches()))
         return incoming
@@ -320,12 +320,12 @@ class GenerativeReplay(Learner):
     def _measuring(self) -> Iterator[View]:
         """Yield the present generator in eval mode; its noise is the same every time."""
         network = self.generator_network
-        with self._looking(), borrowed(RandomState(EVALUATION_SEED, "evaluation")), network.looking("evaluation"):
+        with self._read_only(), borrowed(RandomState(EVALUATION_SEED, "evaluation")), network.looking("evaluation"):
             yield View(network, network.twin.tensors())
 
     def retrieve(self, x: Tree, y: Any) -> Retrieved:
         """Return what a step of the present task on this batch would replay: Figures 2 and 3. Changes nothing."""
-        with self._looking(), borrowed(self.network.random), contextlib.ExitStack() as undo:
+        with self._read_only(), borrowed(self.network.random), contextlib.ExitStack() as undo:
             for search in self._searches():
                 undo.callback(search.snapshot())
             batch = self._prepared(checked_batch(x, y))
