@@ -28,7 +28,6 @@ def rehearse(folder: Path, *words: str | Path) -> str:
     return done.stdout
 
 
-@pytest.mark.xdist_group("examples")
 def test_own_methods_streams_and_networks_reach_run_report_and_show(tmp_path: Path) -> None:
     common = ("--stream", "blobs", "--network", "wide", *OWN)
     found = json.loads(rehearse(tmp_path, "run", "er-warm", "er-hardest", *common, "--seeds", "2", "--json"))
@@ -43,7 +42,6 @@ def test_own_methods_streams_and_networks_reach_run_report_and_show(tmp_path: Pa
     assert "stale" in rehearse(tmp_path, "show", key)
 
 
-@pytest.mark.xdist_group("examples")
 def test_an_own_method_on_an_own_stream_is_tuned_within_ranges(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="the extra tune is not installed")
     words = ("--stream", "blobs", "--trials", "2", "--seeds", "1", "--range", "lr=0.01:0.2", "--range", "warmup=5:50")
