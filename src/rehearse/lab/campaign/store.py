@@ -102,7 +102,7 @@ class Store:
             raise unwritable(self.root, problem) from problem
 
     def results(self, on_damaged: OnDamaged | None = None) -> Iterator[dict[str, Any]]:
-        """Every result there is, by key; a file that is none is told and left out, or refused where nobody listens."""
+        """Yield every result; a damaged file goes to ``on_damaged`` and is left out, or is refused without it."""
         for path in sorted(self.root.glob("*.json")):
             if KEY.fullmatch(path.stem):
                 try:

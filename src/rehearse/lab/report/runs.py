@@ -26,8 +26,8 @@ class FinishedRun:
 def find_runs(words: Sequence[str], out: Path, on_damaged: OnDamaged | None = None) -> list[FinishedRun]:
     """The runs that the words name, each once; without words everything in ``out``.
 
-    Where a result lies in several places, one with pictures beside it counts. A file that is no result is refused where
-    it was named itself or nobody listens, and else told and left out.
+    Where a result lies in several places, one with pictures beside it counts. A file that is no result is refused if
+    it was named itself or there is no ``on_damaged``; otherwise it is reported there and left out.
     """
     places = [(path, Path(word).is_dir()) for word in words for path in _paths(word, out)]
     places = places if words else [(path, True) for path in _inside(out)]

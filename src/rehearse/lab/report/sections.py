@@ -25,7 +25,7 @@ PROBLEM = (
     "stream", "tasks", "samples_per_task", "batch_size", "class_order", "split_seed", "stream_version",
 )  # fmt: skip
 STYLES = 8  # colours, and as many marks: a row has one of each
-NOTES = 3  # what is told in the name of a row
+NOTES = 3  # settings shown in the name of a row
 
 
 @dataclass(frozen=True)
