@@ -42,7 +42,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     autoencoder, x = ConvAutoencoder(SHAPE, channels=3, depth=1), torch.randn(50, *SHAPE)
     network = Network(autoencoder, torch.optim.Adam(autoencoder.parameters()))
     exact = Codec.of(network, "float32", "running")
-    coarse = Codec.of(network, "uint8", "running").calibrated_on([x[:20], x[20:]])
+    coarse = Codec(network, network.frozen(), "uint8").calibrated_on([x[:20], x[20:]])
     codes = exact.encode(x)
     error = (coarse.floats(coarse.encode(x)) - codes).abs()
     for channel in range(3):

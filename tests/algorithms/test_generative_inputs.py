@@ -59,7 +59,7 @@ class Detached(VAE):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (WrongWidth, r"decode returns \(2, 5\); inputs have shape \(2, 6\)"),
+        (WrongWidth, r"decode returns \(2, 5\) for inputs of shape \(2, 6\)"),
         (OneCode, "encode must return a tuple of a mean and a log-variance"),
         (MeanLoss, "loss must return a tuple of reconstruction and KL, one value per sample"),
         (Detached, "no gradient on to z"),

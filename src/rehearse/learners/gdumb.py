@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
-from ..checks import check_positive, needs_two_samples
+from ..checks import check_memory, check_positive, needs_two_samples
 from ..engine import Plain
-from ..errors import InvalidInput, InvalidType, NotFinite
+from ..errors import InvalidInput, NotFinite
 from ..heads import Growth
 from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
@@ -70,8 +70,7 @@ class GDumb(Learner):
             seed: Of the order of the samples, and of the random numbers that the model draws.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, ClassBalancedMemory):
-            raise InvalidType(f"the memory must be a ClassBalancedMemory, this is {memory!r}")
+        check_memory(memory, ClassBalancedMemory)
         super().__init__(network, loss, memory=memory)
         check_positive(epochs=epochs, batch=batch)
         if batch == 1 and needs_two_samples(model):
@@ -169,7 +168,6 @@ class GDumb(Learner):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
         self._seed = int(state["seed"])
-        self._trained = self.memory.changes if state["trained"] else None, {}
 
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree, checked_batch
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import check_budget, check_candidates, check_not_negative, check_positive, needs_two_samples
+from ..checks import check_budget, check_candidates, check_memory, check_not_negative, check_positive, needs_two_samples
 from ..engine import Engine, Layers, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import columns_to_store
@@ -83,8 +83,7 @@ class Replay(Learner):
             InvalidType: If an argument is of the wrong type.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, Memory):
-            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
+        check_memory(memory, Memory)
         check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
