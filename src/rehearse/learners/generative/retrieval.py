@@ -34,14 +34,6 @@ class Imagined(NamedTuple):
         return Imagined(self.x[order], self.probabilities[order], interference)
 
 
-class Retrieved(NamedTuple):
-    """What a step replays, as the networks see it: Figures 2 and 3."""
-
-    incoming: Tensor
-    classifier: Tensor | None
-    generator: Tensor | None
-
-
 @dataclass
 class LatentRetrieval:
     """Finds the points in latent space that the coming update interferes with most.
@@ -164,9 +156,8 @@ def check_generator(network: Network, x: Tensor, latent: int, *, searched: bool)
     """
     with network.looking("evaluation"):
         tensors = network.twin.tensors()
-        codes = network.ask("encode", x, tensors)
-        if not _are_two(codes, (len(x), latent)):
-            shape = len(x), latent
+        codes, shape = network.ask("encode", x, tensors), (len(x), latent)
+        if not _are_two(codes, shape):
             raise InvalidInput(f"generator.encode must return a tuple of a mean and a log-variance of shape {shape}")
         with torch.enable_grad():
             decoded = network.ask("decode", codes[0].detach().requires_grad_(), tensors)
