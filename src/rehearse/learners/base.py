@@ -31,6 +31,8 @@ from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
+Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
+"""The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 
 
 class Learner(ABC):
@@ -285,7 +287,7 @@ class Learner(ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
-            (plain, passed), (virtual_step, layers) = self._diagnosing(batch), self._diagnosed_step()
+            plain, passed, virtual_step, layers = self._diagnosing(batch)
             # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
             parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
             losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
@@ -295,14 +297,10 @@ class Learner(ABC):
         slots, labels, tasks, before, after = (values[order] for values in (slots, labels, tasks, before, after))
         return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)
 
-    def _diagnosing(self, batch: Batch) -> tuple[Plain, Passed]:
-        """Return the engine that judges stored samples, which leaves no statistics, and this batch's virtual pass."""
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
+        """Return what `diagnose` judges stored samples by: the step on this batch that it looks ahead to."""
         plain = Plain(self.network, self.loss, Clean(), self.plain.prepare)
-        return plain, plain.virtual_gradient(batch)
-
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        """Return which step `diagnose` looks ahead to, and which layers it moves."""
-        return "optimizer", "all"
+        return plain, plain.virtual_gradient(batch), "optimizer", "all"
 
     def diagnostics(self) -> dict[str, Any]:
         """Return what the method has measured of itself, as plain values. Nothing by default."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree
+from ..batch import Step, Tree
 from ..checks import check_memory, check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, NotFinite
@@ -89,18 +89,14 @@ class GDumb(Learner):
             logits = self._pass(incoming.x, {})
             loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
             if len(incoming) > needs_two_samples(self.model):
-                self._check_trainable(incoming)
+                with borrowed(self.network.random):
+                    gradient = self.plain.virtual_gradient(incoming).gradient
+                if not math.isfinite(gradient.norm()):  # once stored, no training would succeed
+                    raise NotFinite("the gradient of these samples is not finite; scale them down first")
             columns = memory.check(incoming, **columns_to_store(self.loss, logits))
             memory.keep(incoming, columns)  # M
             commit(assign(self, progress=self.progress.after(incoming, 0)))
         return Step(loss)
-
-    def _check_trainable(self, incoming: Batch) -> None:
-        """Refuse samples whose gradient is not finite: once stored, no training would succeed."""
-        with borrowed(self.network.random):
-            gradient = self.plain.virtual_gradient(incoming).gradient
-        if not math.isfinite(gradient.norm()):
-            raise NotFinite("the gradient of these samples is not finite; scale them down first")
 
     def end_task(self) -> None:
         """Train the model from its initial weights on the memory, unless it has been trained on these samples."""

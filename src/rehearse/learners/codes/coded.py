@@ -139,9 +139,8 @@ class CodedMemory:
             check_rebuilt(x, rebuilt, "autoencoder")
             loss = F.mse_loss(at_least_float32(rebuilt), x)
             finite(loss)
-            gradient = network.gradient(loss)
             network.save_parameters()
-            run(network.step(gradient))
+            run(network.step(network.gradient(loss)))
         self.steps += 1
 
     def _order(self, samples: int, epoch: int, task: int) -> Any:

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
 from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
-from ...engine import Layers, Passed, Plain
+from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
 from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
-from ...network import NamedGradient, Network, Tensors, VirtualStep, finite
+from ...network import NamedGradient, Network, Tensors, finite
 from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
-from ..base import Learner
+from ..base import Diagnosing, Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
 from .search import CodeSearch, check_search
@@ -155,11 +155,6 @@ class CodeReplay(Learner):
         return self.coded.network.model
 
     @property
-    def autoencoder_optimizer(self) -> torch.optim.Optimizer:
-        """The autoencoder's optimizer."""
-        return self.coded.network.optimizer
-
-    @property
     def codec(self) -> Codec:
         """What reads and writes the codes now."""
         return self.coded.codec
@@ -271,10 +266,6 @@ class CodeReplay(Learner):
         """Return inputs as they are read after they have been stored: what the classifier learns from."""
         return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
 
-    def reconstruction_errors(self, x: Tree) -> Tensor:
-        """Return the mean squared error of each input after it has been stored, on the scale of the classifier."""
-        return torch.cat([(after - x).square().flatten(1).double().mean(1) for x, after in self._rebuilt(x)])
-
     def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
         """Return prepared inputs, and the same read from their codes, part by part."""
         with self._read_only(), borrowed(self.network.random):
@@ -309,13 +300,11 @@ class CodeReplay(Learner):
     def _test_codec(self) -> Codec | None:
         return self.codec if self.autoencode_test else None
 
-    def _diagnosing(self, batch: Batch) -> tuple[Plain, Passed]:
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
         x = self._inputs(batch.x)
         virtual = replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x)
-        return Plain(self.network, self.loss, Clean(), self.codec.read), self.plain.virtual_gradient(virtual)
-
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        return "sgd", "all"
+        plain = Plain(self.network, self.loss, Clean(), self.codec.read)
+        return plain, self.plain.virtual_gradient(virtual), "sgd", "all"
 
     def _check_inputs(self, x: Tree) -> None:
         """Refuse inputs that are not one tensor, or do not look like those before."""
