@@ -8,11 +8,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .batch import Batch
 from .errors import InvalidInput, InvalidType
-from .memory import TaskRingMemory
+from .memory import Memory
 
 
 def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) -> None:
@@ -58,6 +58,13 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
     if lacking:
         what, protocol = f"the {name} is a {type(network).__name__}", f"rehearse.latent.{name.capitalize()}"
         raise InvalidType(f"{what}, which lacks {' and '.join(lacking)} (see {protocol})")
+
+
+def check_rebuilt(x: Tensor, rebuilt: Any, name: str) -> None:
+    """Check that the decoder of a second network returned inputs like these."""
+    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
+        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
+        raise InvalidInput(f"{name}.decode returns {found} for inputs of shape {tuple(x.shape)}")
 
 
 def is_number(value: Any) -> bool:
@@ -124,7 +131,8 @@ def check_candidates(candidates: int | None, count: int) -> None:
         raise InvalidInput(f"{fewer}; raise candidates or lower budget")
 
 
-def check_rings(memory: Any) -> None:
-    """Check that a memory has a ring for each task."""
-    if not isinstance(memory, TaskRingMemory):
-        raise InvalidType(f"the memory must be a TaskRingMemory, a ring for each task; this is {memory!r}")
+def check_memory(memory: Any, kind: type[object]) -> None:
+    """Check that a memory is of the kind that a method needs."""
+    if not isinstance(memory, kind):
+        such = "Memory such as ReservoirMemory(500)" if kind is Memory else kind.__name__
+        raise InvalidType(f"the memory must be an instance of {such}, this is {memory!r}")

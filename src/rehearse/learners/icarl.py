@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_parts
 from ..batchnorm import Clean, versions
-from ..checks import check_choice, check_positive
+from ..checks import check_choice, check_memory, check_positive
 from ..engine import Plain, joined
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInput
 from ..heads import find_head, outputs
 from ..losses import as_loss, at_least_float32, class_targets
 from ..memory import ExemplarMemory
@@ -25,8 +25,7 @@ from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import FrozenNetwork, Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
-from .base import Learner
-from .herding import class_means, herding, minus_distances, nearest_means, unit
+from .base import Diagnosing, Learner
 
 Keep = Literal["memory", "task"]
 
@@ -98,8 +97,7 @@ class ICaRL(Learner):
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         super().__init__(network, None, memory=memory, updates=updates)
-        if not isinstance(memory, ExemplarMemory):
-            raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
+        check_memory(memory, ExemplarMemory)
         check_choice(get_args(Keep), keep=keep)
         check_positive(budget=budget)
         find_head(model)  # raises if there is none
@@ -167,15 +165,13 @@ class ICaRL(Learner):
         past = tasks.past_labels | tasks.labels
         self.tasks = Tasks(self.network.frozen(), past, most_kept_bytes=self._most_bytes())
 
-    def _exemplars(self, samples: Batch) -> list[Batch]:
-        """Return the exemplars of each class of each task among the samples, best first."""
+    def _exemplars(self, samples: Batch) -> Iterator[Batch]:
+        """Yield the exemplars of each class of each task among the samples, best first."""
         share, features = self.memory.share(samples), self._features(samples.x).cpu()
         tasks = task_column(samples.task, len(samples))
-        chosen = []
         for task, label in sorted({*zip(tasks.tolist(), samples.y.tolist(), strict=True)}):
             of_group = ((tasks == task) & (samples.y == label)).nonzero().flatten()
-            chosen.append(samples.take(of_group[herding(features[of_group], share)]))
-        return chosen
+            yield samples.take(of_group[herding(features[of_group], share)])
 
     # ---------------------------------------------------------------------------------------------------- learning
 
@@ -197,10 +193,11 @@ class ICaRL(Learner):
         goal = torch.stack([goals[c] for c in known], dim=1).to(logits)
         return F.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
 
-    def _diagnosing(self, batch: Batch) -> Plain:
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Judge samples as in a step of the running task: against [y = c], and against the old network."""
         new = self.tasks.labels | self._labels_of(batch)
-        return Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
+        plain = Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
+        return plain, plain.virtual_gradient(batch), "optimizer", "all"
 
     def _store(self, samples: Batch, columns: dict[str, Tensor], labels: frozenset[int]) -> None:
         self.memory.keep(samples, columns)
@@ -272,7 +269,8 @@ class ICaRL(Learner):
             return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
 
     def _most_bytes(self) -> int:
-        return max(self.tasks.most_kept_bytes, sum(map(_bytes, self.tasks.kept)))
+        running: int = sum(leaf.nbytes for part in self.tasks.kept for leaf in [*tree_leaves(part.x), part.y])
+        return max(self.tasks.most_kept_bytes, running)
 
     def _own_state(self) -> dict[str, Any]:
         tasks = self.tasks
@@ -294,5 +292,39 @@ def _together(batches: Sequence[Batch]) -> Batch:
     return Batch(x, y, task, columns={ID: ids} if any(ID in batch.columns for batch in batches) else {})
 
 
-def _bytes(samples: Batch) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in [*tree_leaves(samples.x), samples.y])
+def herding(features: Tensor, n: int) -> Tensor:
+    """Return the ``n`` samples (or all) whose running mean stays nearest to the mean of all, best first."""
+    features = features.double()
+    mean, total = features.mean(0), torch.zeros_like(features[0])
+    left = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[int] = []
+    for k in range(1, min(n, len(features)) + 1):
+        distances = (mean - (features + total) / k).norm(dim=1).masked_fill(~left, torch.inf)
+        chosen.append(int(distances.argmin()))
+        left[chosen[-1]] = False
+        total = total + features[chosen[-1]]
+    return torch.tensor(chosen, dtype=torch.long, device=features.device)
+
+
+def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
+    labels = torch.unique(y)
+    return labels, F.normalize(torch.stack([features[y == label].mean(0) for label in labels]), dim=1)
+
+
+def unit(features: Tensor) -> Tensor:
+    """Return features as vectors of length one."""
+    return F.normalize(at_least_float32(features).flatten(1), dim=1)
+
+
+def minus_distances(features: Tensor, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
+    """Return minus the distance to the mean of each class; −∞ for classes without one, 0 if there is none at all."""
+    logits = features.new_full((len(features), outputs), -torch.inf if len(labels) else 0.0)
+    if len(labels):
+        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
+    return logits
+
+
+def nearest_means(body: Network, x: Tree, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
+    """Return `minus_distances` of inputs, whose features are what the body returns."""
+    return minus_distances(unit(body(body.ready(x))), labels, means, outputs)

@@ -11,16 +11,16 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree, checked_batch
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import check_budget, check_candidates, check_not_negative, check_positive, needs_two_samples
-from ..engine import Engine, Layers, Passed
+from ..checks import check_budget, check_candidates, check_memory, check_not_negative, check_positive, needs_two_samples
+from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
-from ..network import Network, VirtualStep
+from ..network import Network
 from ..retrieval import MostInterfered, Retrieval, Retrieved
 from ..undo import Operations, all_or_nothing, assign, run
-from .base import Learner
+from .base import Diagnosing, Learner
 
 
 class Replay(Learner):
@@ -83,8 +83,7 @@ class Replay(Learner):
             InvalidType: If an argument is of the wrong type.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, Memory):
-            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
+        check_memory(memory, Memory)
         check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
@@ -161,5 +160,6 @@ class Replay(Learner):
             raise InvalidInput(f"the retrieval returned {len(found[0])} samples; the budget is {most}")
         return Retrieved(*found)
 
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
+        plain, passed, *_ = super()._diagnosing(batch)
+        return plain, passed, getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

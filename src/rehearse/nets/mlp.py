@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import InvalidInput
 
@@ -28,8 +28,3 @@ class MLP(nn.Sequential):
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(OrderedDict(body=nn.Sequential(*layers), head=nn.Linear(widths[-1], classes)))
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the inputs of the head: the last hidden layer."""
-        activations: Tensor = self.get_submodule("body")(x)
-        return activations
