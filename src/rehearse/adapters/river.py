@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from torch import Tensor
 from ..errors import InvalidInput, InvalidType, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
-from .building import Network, build_learner, check_choices, whole
+from ..random import seed_sequence
+from .building import Settings, build_learner, check_choices
 from .inputs import input_width, widen_inputs
 
 try:
@@ -25,7 +27,8 @@ Features = Mapping[Hashable, Any]
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class RehearsalClassifier(Settings, base.MiniBatchClassifier):  # type: ignore[misc]
     """A neural network that learns from one sample after the other and replays what it would otherwise forget.
 
     Samples wait in a queue until there are ``batch_size`` of them; then one step is taken with stored samples beside
@@ -76,30 +79,12 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     """
 
-    def __init__(
-        self,
-        network: Network = None,
-        hidden: tuple[int, ...] = (100,),
-        memory: str = "reservoir",
-        memory_size: int = 1000,
-        retrieval: str = "most-interfered",
-        candidates: int | None = 50,
-        budget: int = 10,
-        updates: int = 1,
-        optimizer: str = "adam",
-        learning_rate: float = 0.005,
-        batch_size: int = 10,
-        seed: int | None = None,
-    ) -> None:
-        self.network, self.hidden = network, hidden
-        self.memory, self.memory_size = memory, memory_size
-        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
-        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
-        self.seed = seed
-        whole("batch_size", batch_size, least=1)
-        if seed is not None:
-            whole("seed", seed, least=0)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
         check_choices(self)
+        if self.seed is not None:
+            seed_sequence(self.seed, "init")  # refuses what is no seed
         self._features: dict[Hashable, int] = {}  # the column of each feature
         self._labels: dict[Hashable, int] = {}  # the output of each label
         self._waiting: list[tuple[dict[Hashable, float], int]] = []

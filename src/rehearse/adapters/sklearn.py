@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..checks import check_positive
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
-from .building import Network, build_learner, whole
+from .building import Settings, build_learner
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -22,7 +23,8 @@ except ImportError as problem:
     raise MissingExtra("scikit-learn", "sklearn") from problem
 
 
-class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A neural network that keeps learning, with a memory of earlier samples.
 
     `partial_fit` takes the samples in their order, ``batch_size`` at a time, each once, and replays stored ones beside
@@ -57,35 +59,15 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_features_in_: Columns of the inputs.
     """
 
-    def __init__(
-        self,
-        network: Network = None,
-        *,
-        hidden: Sequence[int] = (100,),
-        memory: str = "reservoir",
-        memory_size: int = 1000,
-        retrieval: str = "most-interfered",
-        candidates: int | None = 50,
-        budget: int = 10,
-        updates: int = 1,
-        optimizer: str = "adam",
-        learning_rate: float = 0.005,
-        batch_size: int = 10,
-        epochs: int = 10,
-        random_state: Any = None,
-    ) -> None:
-        self.network, self.hidden = network, hidden
-        self.memory, self.memory_size = memory, memory_size
-        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
-        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
-        self.epochs, self.random_state = epochs, random_state
+    epochs: int = 10
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> RehearsalClassifier:
         """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
         X, y = self._samples_and_labels(X, y, first=True)
-        epochs = whole("epochs", self.epochs, least=1)
+        check_positive(epochs=self.epochs)
         self._start(X, np.unique(y))
-        for _ in range(epochs):
+        for _ in range(self.epochs):
             order = self._order.permutation(len(X))
             self._learn(X[order], y[order])
         return self
@@ -149,7 +131,6 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _start(self, X: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        whole("batch_size", self.batch_size, least=1)
         self.learner_: Replay = build_learner(self, X.shape[1:], len(labels), seed)
         self._order = np.random.default_rng(seed)
         self._dtype = X.dtype
@@ -172,7 +153,8 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         samples = torch.from_numpy(X)
         targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
-        size = whole("batch_size", self.batch_size, least=1)
+        check_positive(batch_size=self.batch_size)
+        size = self.batch_size
         starts = [*range(0, len(X), size)]
         if len(X) > size > 1 and len(X) % size == 1 and self.learner_.network.has_batchnorm:
             starts.pop()  # a lone sample has no variance for batch-norm: it goes with the batch before
