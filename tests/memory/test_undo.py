@@ -97,7 +97,7 @@ def rewrite(memory: Memory) -> None:
 
 
 def remove(memory: Memory) -> None:
-    memory._remove(memory.slots()[::2].numpy())
+    memory.discard(memory.slots()[::2].numpy())
 
 
 def end_task(memory: Memory) -> None:

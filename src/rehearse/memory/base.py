@@ -277,14 +277,14 @@ class Memory(ABC):
                 file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
         for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
-                self._remove(some)
+                self.discard(some)
                 commit(())
         if file is not None:
             file.sync()
         return len(doomed)
 
-    def _remove(self, slots: Slots) -> None:
-        """Erase the samples at these slots."""
+    def discard(self, slots: Slots) -> None:
+        """Erase the samples at these slots, inside `all_or_nothing`."""
         if len(slots):
             where = torch.from_numpy(slots)
             self._rows.erase(where)
