@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .checks import check_choice, check_positive
+from .checks import check_choice, check_limit
 from .engine import Engine, Layers
 from .memory import Memory
 from .network import VirtualStep
@@ -70,8 +70,7 @@ class Uniform:
 
     def __init__(self, candidates: int | None = None) -> None:
         """Set how many samples pass through the network; none by default."""
-        if candidates is not None:
-            check_positive(candidates=candidates)
+        check_limit(candidates=candidates)
         self.candidates = candidates
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
@@ -117,8 +116,7 @@ class MostInterfered:
         Raises:
             InvalidInput: If an argument is not one of the above.
         """
-        if candidates is not None:
-            check_positive(candidates=candidates)
+        check_limit(candidates=candidates)
         check_choice(("mi1", "mi2"), criterion=criterion)
         check_choice(get_args(Layers), layers=layers)
         check_choice(get_args(VirtualStep), virtual_step=virtual_step)

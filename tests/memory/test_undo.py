@@ -183,7 +183,6 @@ def test_what_is_committed_stays(memory: Memory) -> None:
 
 POINTS: list[tuple[type, str]] = [
     (Changes, "note"),
-    (Rows, "_note"),
     (MappedFile, "_keep"),
     (Rows, "write"),
     (Rows, "erase"),

@@ -85,8 +85,8 @@ def build_learner(
 
 
 def check_choices(of: Settings) -> None:
-    """Refuse names that do not exist, and batches of no samples."""
-    check_positive(batch_size=of.batch_size)
+    """Refuse names that do not exist, and sizes that are none."""
+    check_positive(memory_size=of.memory_size, batch_size=of.batch_size)
     check_choice(OPTIMIZERS, optimizer=of.optimizer)
     check_choice(MEMORIES, memory=of.memory)
     check_choice(("most-interfered", "uniform"), retrieval=of.retrieval)

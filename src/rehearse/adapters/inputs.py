@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import InvalidInput
+from ..heads import linear_layers
 from ..learners import Replay
 
 
@@ -35,7 +35,4 @@ def widen_inputs(learner: Replay, features: int) -> None:
 
 
 def _first_linear(model: nn.Module) -> nn.Linear:
-    found = next((module for module in model.modules() if isinstance(module, nn.Linear)), None)
-    if found is None:
-        raise InvalidInput(f"{type(model).__name__} has no linear layer that could take in new features")
-    return found
+    return next(iter(linear_layers(model).values()))

@@ -109,8 +109,6 @@ class RehearsalClassifier(Settings, base.MiniBatchClassifier):  # type: ignore[m
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
         """Return the probability of each label seen so far; empty before the first."""
-        if not self._labels:
-            return {}
         return dict(zip(self._labels, self._probabilities([numbers(x)])[0].tolist(), strict=True))
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:
@@ -158,10 +156,8 @@ class RehearsalClassifier(Settings, base.MiniBatchClassifier):  # type: ignore[m
     def _matrix(self, rows: Sequence[dict[Hashable, float]], width: int) -> Tensor:
         matrix = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
-            for name, value in row.items():
-                column = self._features.get(name)
-                if column is not None:
-                    matrix[number, column] = value
+            for name in row.keys() & self._features.keys():
+                matrix[number, self._features[name]] = row[name]
         return torch.from_numpy(matrix)
 
     def _probabilities(self, rows: list[dict[Hashable, float]]) -> np.ndarray[Any, Any]:

@@ -80,7 +80,10 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
         """
         first = "learner_" not in vars(self)
         X, y = self._samples_and_labels(X, y, first=first)
-        labels = np.unique(y) if classes is None else self._announced(classes, y, first=first)
+        labels = np.unique(y if classes is None else classes)
+        missing = np.setdiff1d(y, labels if first or classes is None else np.union1d(labels, self.classes_))
+        if len(missing):
+            raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
         if first:
             self._start(X, labels)
         else:
@@ -114,20 +117,11 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
         dtype = new if first else self._dtype
         if dtype.kind in "iu" and X.dtype != dtype:
             raise InvalidInput(f"the samples before were {dtype}, these are {X.dtype}; convert them first")
-        if X.dtype == dtype:
-            return np.array(X)  # torch needs samples that are its own and writable
         with np.errstate(over="ignore"):
-            samples = X.astype(dtype)
+            samples = X.astype(dtype)  # a copy in any case: torch needs samples that are writable
         if not np.isfinite(samples).all():
             raise InvalidInput("X has values too large for float32; scale it first")
         return samples
-
-    def _announced(self, classes: Any, y: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
-        announced = np.unique(np.asarray(classes))
-        missing = np.setdiff1d(y, announced if first else np.union1d(announced, self.classes_))
-        if len(missing):
-            raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
-        return announced
 
     def _start(self, X: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))

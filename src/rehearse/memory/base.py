@@ -145,10 +145,8 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, x = torch.from_numpy(taken), batch.x
-            if len(kept) < len(batch):
-                of = torch.from_numpy(kept)
-                x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
+            where, of = torch.from_numpy(taken), torch.from_numpy(kept)
+            x, columns = tree_map(lambda leaf: pick(leaf, of), (batch.x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
