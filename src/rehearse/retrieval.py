@@ -6,6 +6,7 @@ replay with their interference, or ``(None, None)``. To write one, see `Retrieva
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import torch
@@ -84,6 +85,7 @@ class Uniform:
         return Retrieved(candidates.take(torch.arange(min(budget, len(candidates)))))
 
 
+@dataclass(eq=False)
 class MostInterfered:
     """Retrieve the samples whose loss the coming step would raise most (MIR).
 
@@ -93,35 +95,31 @@ class MostInterfered:
         MI-2   s(x) = ℓ(f_θᵛ(x), y) − min(ℓ(f_θ(x), y), ℓ*(x))
 
     where θᵛ are the look-ahead parameters and ℓ*(x) is the lowest loss of x in scoring so far.
+
+    Attributes:
+        candidates: C, or None for the whole memory. The paper has 50, and 25 on Mini-ImageNet.
+        criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
+        layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
+        virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
+
+    Raises:
+        InvalidInput: If one of them is not one of the above.
     """
 
     needs_gradient = True
 
-    def __init__(
-        self,
-        candidates: int | None = 50,
-        criterion: Literal["mi1", "mi2"] = "mi1",
-        *,
-        layers: Layers = "all",
-        virtual_step: VirtualStep = "sgd",
-    ) -> None:
-        """Set how candidates are drawn and scored.
+    candidates: int | None = 50
+    criterion: Literal["mi1", "mi2"] = "mi1"
+    _: KW_ONLY
+    layers: Layers = "all"
+    virtual_step: VirtualStep = "sgd"
 
-        Args:
-            candidates: C, or None for the whole memory. The paper has 50, and 25 on Mini-ImageNet.
-            criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
-            layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
-            virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
-
-        Raises:
-            InvalidInput: If an argument is not one of the above.
-        """
-        check_limit(candidates=candidates)
-        check_choice(("mi1", "mi2"), criterion=criterion)
-        check_choice(get_args(Layers), layers=layers)
-        check_choice(get_args(VirtualStep), virtual_step=virtual_step)
-        self.candidates, self.criterion = candidates, criterion
-        self.layers, self.virtual_step = layers, virtual_step
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        check_limit(candidates=self.candidates)
+        check_choice(("mi1", "mi2"), criterion=self.criterion)
+        check_choice(get_args(Layers), layers=self.layers)
+        check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest interference; ties go to the lower slot."""

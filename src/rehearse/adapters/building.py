@@ -100,12 +100,9 @@ def _build_network(of: Settings, input_shape: tuple[int, ...], classes: int, see
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(seed_sequence(seed, "init").generate_state(1)[0]))
         if network is None:
-            if isinstance(hidden, str) or not isinstance(hidden, Iterable):
+            if not isinstance(hidden, Iterable):
                 raise InvalidType(f"hidden is {hidden!r}; it must be the units of each hidden layer, as in (100,)")
-            widths = list(hidden)
-            for units in widths:
-                check_positive(hidden=units)
-            return MLP(math.prod(input_shape), widths, classes)
+            return MLP(math.prod(input_shape), hidden, classes)
         if not callable(network):
             raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
         made = network(input_shape, classes)
