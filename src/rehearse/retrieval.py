@@ -31,7 +31,8 @@ class Retrieved(NamedTuple):
 class Retrieval(Protocol):
     """Chooses stored samples for an incoming batch.
 
-    Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``.
+    Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``. There is at least
+    one that is, or the learner does not ask.
 
     It reads the memory and changes none of its samples. What it wants to remember of them it notes there
     (`Memory.note`, after `Memory.fact` has said what stands where nothing was noted): facts are undone if the batch
@@ -76,8 +77,6 @@ class Uniform:
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return a random sample of the memory."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         if self.candidates is None:
             return Retrieved(memory.sample(budget, exclude_task=incoming.task))
         candidates = memory.sample(max(self.candidates, budget), exclude_task=incoming.task)
@@ -123,8 +122,6 @@ class MostInterfered:
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest interference; ties go to the lower slot."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         if self.candidates is None:
             candidates = memory.all(exclude_task=incoming.task)
         else:
