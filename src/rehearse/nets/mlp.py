@@ -22,8 +22,9 @@ class MLP(nn.Sequential):
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
         """Set the sizes of the layers."""
         widths = [in_features, *hidden]
-        for units in (*widths, classes):
-            check_positive(units=units)
+        check_positive(in_features=in_features, classes=classes)
+        for units in widths[1:]:
+            check_positive(hidden=units)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
