@@ -79,6 +79,10 @@ def check_positive(**numbers: Any) -> None:
     _each(numbers, lambda number: is_whole(number) and number >= 1, "a positive whole number")
 
 
+def check_limit(**numbers: Any) -> None:
+    check_positive(**{name: number for name, number in numbers.items() if number is not None})
+
+
 def check_not_negative(**numbers: Any) -> None:
     _each(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
 

@@ -17,11 +17,17 @@ from .undo import Operations, run
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
 
 
-def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
-    """Return the name of the linear layer that computes the logits, and the layer: ``model.head``, or else the last."""
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers by name, in their order; there is at least one."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     if not layers:
-        raise InvalidInput(f"{type(model).__name__} has no linear layer; a head is needed here")
+        raise InvalidInput(f"{type(model).__name__} has no linear layer; the first or the last is needed here")
+    return layers
+
+
+def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Return the name of the linear layer that computes the logits, and the layer: ``model.head``, or else the last."""
+    layers = linear_layers(model)
     name = "head" if "head" in layers else next(reversed(layers))
     return name, layers[name]
 

@@ -145,7 +145,8 @@ class Replay(Learner):
 
     def _retrieve(self, query: Batch, gradient: Any, engine: Engine) -> Retrieved:
         """Return B_MC. A lone stored sample has no batch statistics: a model that needs them waits for a second."""
-        if self.memory.eligible(query.task) == 1 and needs_two_samples(self.model):
+        eligible = self.memory.eligible(query.task)
+        if eligible == 0 or (eligible == 1 and needs_two_samples(self.model)):
             return Retrieved()
         try:
             found = self.retrieval(self.memory, query, gradient, engine, self.budget)

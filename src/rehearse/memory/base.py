@@ -145,10 +145,8 @@ class Memory(ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, x = torch.from_numpy(taken), batch.x
-            if len(kept) < len(batch):
-                of = torch.from_numpy(kept)
-                x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
+            where, of = torch.from_numpy(taken), torch.from_numpy(kept)
+            x, columns = tree_map(lambda leaf: pick(leaf, of), (batch.x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
@@ -277,14 +275,14 @@ class Memory(ABC):
                 file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
         for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
-                self._remove(some)
+                self.discard(some)
                 commit(())
         if file is not None:
             file.sync()
         return len(doomed)
 
-    def _remove(self, slots: Slots) -> None:
-        """Erase the samples at these slots."""
+    def discard(self, slots: Slots) -> None:
+        """Erase the samples at these slots, inside `all_or_nothing`."""
         if len(slots):
             where = torch.from_numpy(slots)
             self._rows.erase(where)

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from ..errors import InvalidInput
+from ..checks import check_positive
 
 
 class MLP(nn.Sequential):
@@ -22,8 +22,9 @@ class MLP(nn.Sequential):
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
         """Set the sizes of the layers."""
         widths = [in_features, *hidden]
-        if min([*widths, classes]) < 1:
-            raise InvalidInput(f"every layer needs at least one unit; got {[*widths, classes]}")
+        check_positive(in_features=in_features, classes=classes)
+        for units in widths[1:]:
+            check_positive(hidden=units)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
