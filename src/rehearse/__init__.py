@@ -10,21 +10,7 @@ from .retrieval import MostInterfered, Uniform
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch",
-    "ClassBalancedMemory",
-    "CodeReplay",
-    "Finetune",
-    "GenerativeReplay",
-    "Learner",
-    "Memory",
-    "MostInterfered",
-    "RehearseError",
-    "Replay",
-    "ReservoirMemory",
-    "RingMemory",
-    "Step",
-    "Uniform",
-    "__version__",
-    "load",
-    "save",
-]
+    "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "Learner", "Memory",
+    "MostInterfered", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step", "Uniform", "__version__",
+    "load", "save",
+]  # fmt: skip
