@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from interrupting import state_of
 from torch import Tensor, nn
 
 from rehearse import (
@@ -185,16 +186,22 @@ class Chance:
         return self.good_y(n) if self.often(0.6) else self.spoiled(self.good_y(n))
 
     def task(self, n: int) -> Any:
-        if self.often(0.7):
-            return self.choose(None, 0, 1) if self.kind not in ("gem", "agem", "icarl") else self.choose(0, 1, 2)
+        return self.good_task() if self.often(0.7) else self.bad_task(n)
+
+    def good_task(self) -> Any:
+        return self.choose(None, 0, 1) if self.kind not in ("gem", "agem", "icarl") else self.choose(0, 1, 2)
+
+    def bad_task(self, n: int) -> Any:
         return self.choose(
             -1, 10**12, 2**70, 1.0, 0.5, "0", True, torch.tensor(1), torch.tensor([0, 1]), np.int32(1), [0] * n, [0, 1],
             list(range(n)), torch.zeros(n), torch.full((n,), -1), [None] * n, object(), torch.zeros(n, 1).long(),
         )  # fmt: skip
 
     def id(self, n: int) -> Any:
-        if self.often(0.8):
-            return None
+        return None if self.often(0.8) else self.bad_id(n)
+
+    def bad_id(self, n: int) -> Any:
+        """Ids of every kind, valid ones among them."""
         return self.choose(range(n), [str(i % 3) for i in range(n)], [None] * n, torch.arange(n), "ann", 3, [1.5] * n,
                            [1], torch.zeros(n), [2**70] * n, np.arange(n), object())  # fmt: skip
 
@@ -250,7 +257,7 @@ def fingerprint(learner: Learner) -> bytes:
         else:
             digest.update(repr(value).encode())
 
-    feed(learner.state_dict())
+    feed(state_of(learner))
     feed([module.training for module in learner.model.modules()])
     feed([parameter.grad for parameter in learner.model.parameters()])
     return digest.digest()
