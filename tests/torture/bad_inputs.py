@@ -103,11 +103,12 @@ def forget(learner: Learner, bad: Bad) -> None:
         lambda samples: samples.y, lambda samples: samples.slots, lambda samples: None, lambda samples: [True],
         lambda samples: samples.y.double().requires_grad_(), lambda samples: True, lambda samples: samples.slots[:, None],
     ]  # fmt: skip
+    junk = bad.junk()
     arguments = bad.choose(
         {}, {"slots": [99, -1]}, {"ids": 3}, {"slots": [1], "ids": [2]}, {"slots": ["a"]}, {"slots": 3},
         {"slots": [1.5]}, {"slots": [2**70]}, {"ids": [1.5]}, {"ids": "anna"}, {"ids": ["\ud800"]}, {"ids": [None]},
-        {"ids": [2**70]}, {"ids": [[1]]}, {"predicate": bad.choose(*predicates)}, {"predicate": bad.junk()},
-        {"ids": bad.junk()}, {"slots": bad.junk()},
+        {"ids": [2**70]}, {"ids": [[1]]}, {"predicate": bad.choose(*predicates)},
+        {"predicate": None if callable(junk) else junk}, {"ids": junk}, {"slots": junk},
     )  # fmt: skip
     learner.forget(**arguments)
 
@@ -178,8 +179,9 @@ def construct(learner: Learner, bad: Bad) -> None:
     with torch.random.fork_rng():
         good, parameters = CONSTRUCTORS[constructor](), inspect.signature(constructor).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-    made = constructor(**good | ({name: bad.junk() for name in bad.some(names)} if names else {}))
-    if isinstance(made, Learner) and made.updates < 10:
+    spoiled = {name: bad.junk() for name in bad.some(names)} if names else {}
+    made = constructor(**good | spoiled)
+    if isinstance(made, Learner) and made.updates < 10 and not any(map(callable, spoiled.values())):
         made.observe(bad.tensor(5, FEATURES), torch.arange(5) % CLASSES, 0)
 
 
