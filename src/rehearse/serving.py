@@ -148,7 +148,9 @@ def probabilities(logits: Tensor, kind: Kind | None) -> Tensor:
 def _of_classes(logits: Tensor) -> Tensor:
     if logits.ndim < 2:
         shape = tuple(logits.shape)
-        raise InvalidInput(f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]")
+        raise InvalidInput(
+            f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]"
+        )
     return logits
 
 

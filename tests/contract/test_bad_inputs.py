@@ -321,7 +321,9 @@ def test_a_single_stored_sample_does_not_stop_a_model_with_batchnorm() -> None:
     assert learner.observe(x, y).replayed is not None
 
 
-@pytest.mark.parametrize("predicate", [3, "text", lambda samples: None, lambda samples: "text", lambda samples: samples.y])
+@pytest.mark.parametrize(
+    "predicate", [3, "text", lambda samples: None, lambda samples: "text", lambda samples: samples.y]
+)
 def test_a_predicate_that_is_none_is_refused(predicate: Any) -> None:
     learner = build("er")
     learner.observe(torch.randn(4, FEATURES), torch.arange(4) % CLASSES)

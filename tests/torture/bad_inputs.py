@@ -76,8 +76,8 @@ class Bad(Chance):
     def junk(self) -> Any:
         """Return what is valid for hardly any argument."""
         return self.choose(
-            None, "text", "", b"bytes", -1, 0, 1, 1.5, -0.0, 1e300, torch.nan, torch.inf, 2**63, -(2**70), 1j, True, [], {},
-            (), [1, 2], {"a": 1}, object(), torch.zeros(2), torch.zeros(0), torch.tensor(torch.nan), torch.zeros(()),
+            None, "text", "", b"bytes", -1, 0, 1, 1.5, -0.0, 1e300, torch.nan, torch.inf, 2**63, -(2**70), 1j, True, [],
+            {}, (), [1, 2], {"a": 1}, object(), torch.zeros(2), torch.zeros(0), torch.tensor(torch.nan), torch.zeros(()),
             Uniform(), ReservoirMemory(3), MODEL, OPTIMIZER, STORED, Path("/dev/null"),
         )  # fmt: skip
 
@@ -101,7 +101,8 @@ def diagnose(learner: Learner, bad: Bad) -> None:
 def forget(learner: Learner, bad: Bad) -> None:
     predicates: list[Callable[[Batch], Any]] = [
         lambda samples: samples.y, lambda samples: samples.slots, lambda samples: None, lambda samples: [True],
-        lambda samples: samples.y.double().requires_grad_(), lambda samples: True, lambda samples: samples.slots[:, None],
+        lambda samples: samples.y.double().requires_grad_(), lambda samples: True,
+        lambda samples: samples.slots[:, None],
     ]  # fmt: skip
     junk = bad.junk()
     arguments = bad.choose(
@@ -147,7 +148,12 @@ def generative() -> dict[str, Any]:
 
 def codes() -> dict[str, Any]:
     coder = ConvAutoencoder((1, 2, 4), channels=2, depth=1)
-    return {**classifier("classifier"), "autoencoder": coder, "autoencoder_optimizer": sgd(coder), "memory": ReservoirMemory(9)}
+    return {
+        **classifier("classifier"),
+        "autoencoder": coder,
+        "autoencoder_optimizer": sgd(coder),
+        "memory": ReservoirMemory(9),
+    }
 
 
 def with_memory(memory: Callable[..., Any]) -> dict[str, Any]:
@@ -163,7 +169,9 @@ CONSTRUCTORS: dict[Callable[..., Any], Callable[[], dict[str, Any]]] = {
     GDumb: partial(with_memory, ClassBalancedMemory),
     GenerativeReplay: generative,
     CodeReplay: codes,
-    **{memory: lambda: {"capacity": 9} for memory in (ReservoirMemory, RingMemory, ClassBalancedMemory, TaskRingMemory)},
+    **{
+        memory: lambda: {"capacity": 9} for memory in (ReservoirMemory, RingMemory, ClassBalancedMemory, TaskRingMemory)
+    },
     MostInterfered: dict,
     DarkExperience: dict,
     AsymmetricCrossEntropy: dict,
@@ -220,7 +228,7 @@ def tormented(kind: str, calls: int, bad: Bad) -> list[str]:
                     raise AssertionError("the learner, or torch's random state, has changed")
                 before = after
                 if number % GOOD == 0:
-                    outcome(lambda: learner.observe(**bad.batch(spoil=False)))
+                    outcome(partial(learner.observe, **bad.batch(spoil=False)))
                     before = everything(learner)
             except Exception as problem:
                 failures.append(f"{call.__name__}: {''.join(traceback.format_exception(problem)[-3:])}")
@@ -230,7 +238,7 @@ def tormented(kind: str, calls: int, bad: Bad) -> list[str]:
     return failures
 
 
-def outcome(call: Callable[[], None]) -> bool:
+def outcome(call: Callable[[], Any]) -> bool:
     """Return whether a call was accepted; any error but ours is raised."""
     try:
         call()
@@ -241,7 +249,9 @@ def outcome(call: Callable[[], None]) -> bool:
 
 def everything(learner: Learner) -> bytes:
     """Return a digest of what must not change; refuse parameters that are not finite."""
-    parameters: list[Tensor] = [parameter for network in learner._networks() for parameter in network.model.parameters()]
+    parameters: list[Tensor] = [
+        parameter for network in learner._networks() for parameter in network.model.parameters()
+    ]
     if not all(bool(parameter.isfinite().all()) for parameter in parameters):
         raise AssertionError("parameters are not finite")
     return fingerprint(learner) + torch.get_rng_state().numpy().tobytes() + bytes([torch.is_grad_enabled()])

@@ -18,11 +18,11 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-import conftest
-from conftest import METHODS, make, tiny_stream
 from interrupting import state_of
 
+import conftest
 import rehearse
+from conftest import METHODS, make, tiny_stream
 from rehearse import Learner
 from sameness import differences
 
@@ -43,7 +43,9 @@ class Case(NamedTuple):
 def cases() -> list[Case]:
     """Return every method, and those whose memory may be in a file once more."""
     memories = {method: make(method).memory for method in METHODS}
-    mapped = [method for method, memory in memories.items() if memory and "path" in inspect.signature(type(memory)).parameters]
+    mapped = [
+        method for method, memory in memories.items() if memory and "path" in inspect.signature(type(memory)).parameters
+    ]
     return [*(Case(method, False) for method in METHODS), *(Case(method, True) for method in mapped)]
 
 

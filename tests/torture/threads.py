@@ -91,7 +91,10 @@ def beside(name: str, second: bool, predictions: int, seed: int, folder: Path) -
 
     torch.manual_seed(seed)
     world = torch.get_rng_state()
-    learning = [Working(partial(learn, learner, done, publish)), *(Working(partial(learn, one, done)) for one in other[:1])]
+    learning = [
+        Working(partial(learn, learner, done, publish)),
+        *(Working(partial(learn, one, done)) for one in other[:1]),
+    ]
     reading = [Working(partial(read, times, found)) for found, times in divided(predictions, answers)]
     failures = [failure for thread in reading for failure in thread.failures()]
     done.set()

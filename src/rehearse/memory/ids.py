@@ -89,7 +89,9 @@ def _as_id(value: Any) -> int:
     if value is None:
         return NO_ID
     if isinstance(value, str):
-        return int.from_bytes(blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
+        return int.from_bytes(
+            blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
+        )
     try:
         number = operator.index(None if isinstance(value, bool | np.bool_) else value)  # type: ignore[arg-type]
     except TypeError as problem:
