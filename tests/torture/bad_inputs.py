@@ -77,8 +77,8 @@ class Bad(Chance):
         """Return what is valid for hardly any argument."""
         return self.choose(
             None, "text", "", b"bytes", -1, 0, 1, 1.5, -0.0, 1e300, torch.nan, torch.inf, 2**63, -(2**70), 1j, True, [],
-            {}, (), [1, 2], {"a": 1}, object(), torch.zeros(2), torch.zeros(0), torch.tensor(torch.nan), torch.zeros(()),
-            Uniform(), ReservoirMemory(3), MODEL, OPTIMIZER, STORED, Path("/dev/null"),
+            {}, (), [1, 2], {"a": 1}, object(), torch.zeros(2), torch.zeros(0), torch.tensor(torch.nan),
+            torch.zeros(()), Uniform(), ReservoirMemory(3), MODEL, OPTIMIZER, STORED, Path("/dev/null"),
         )  # fmt: skip
 
 
