@@ -27,7 +27,7 @@ from .result import Result
 
 CAPACITY, WARM = 100, 500
 PREDICTED, SAVED, FORGOTTEN = 10, 500, 250  # every so many steps
-SLOWER = 1.5  # times the first steps' median is too slow
+SLOWER = 2.0  # times the first steps' median is too slow; a busy neighbor on the same core takes nearly as much
 STREAM = [batch(number) for number in range(60)]
 RETRIEVALS = {"er": Uniform, "er-mir": lambda: MostInterfered(10, "mi2")}
 PLACES = ("in RAM", "mapped")
