@@ -213,6 +213,8 @@ def _checked_leaf(values: Any, name: str) -> Tensor:
     leaf = as_tensor(values, name)
     if leaf.ndim == 0:
         raise InvalidInput(f"{name} is a single value; it must have one entry per sample")
+    if len(leaf) and not leaf.numel():
+        raise InvalidInput(f"{name} has shape {tuple(leaf.shape)}; there is nothing in its samples")
     # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
     if leaf.is_floating_point() and not math.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all()):
         raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .batch import Batch
+from .batch import Batch, checked_batch
 from .errors import InvalidInput, InvalidType
 from .memory import Memory
 
@@ -109,6 +109,10 @@ def check_task(data: Any, task: Any) -> None:
     """Of a task that begins: all of its rows, and its number."""
     if not isinstance(data, Batch):
         raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
+    if not isinstance(data.y, Tensor) or data.y.ndim == 0:
+        raise InvalidType(f"the targets of a task are a tensor, one for each sample; these are {data.y!r:.80}")
+    if len(data):
+        checked_batch(data.x, data.y)
     if not is_whole(task) or task < 0:
         raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
     if isinstance(data.task, Integral) and data.task != task:

@@ -14,6 +14,7 @@ from .errors import InvalidInput
 from .undo import Operations, run
 
 # Optimizer state that does not start at zero, and the setting that holds its first value.
+MOST: Final = 2**31  # outputs that no head has
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
 
 
@@ -61,7 +62,7 @@ def growth(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
         InvalidInput: If ``classes`` is smaller than the number of outputs, or the head cannot grow.
     """
     name, head = find_head(model)
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < head.out_features:
+    if isinstance(classes, bool) or not isinstance(classes, int) or not head.out_features <= classes < MOST:
         raise InvalidInput(f"the head {name!r} has {head.out_features} outputs and cannot be grown to {classes!r}")
     added = classes - head.out_features
     if not added:

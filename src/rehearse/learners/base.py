@@ -19,7 +19,7 @@ from ..checks import check_model, check_positive
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..heads import Growth, find_head, growth
+from ..heads import MOST, Growth, find_head, growth
 from ..losses import as_loss, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
@@ -146,7 +146,7 @@ class Learner(ABC):
         if self.progress.kind in ("labels", "values"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
         with self.lock, all_or_nothing(self.network) as commit:
-            if self.memory is not None and isinstance(classes, int) and classes > 0:
+            if self.memory is not None and isinstance(classes, int) and 0 < classes < MOST:
                 logits = find_head(self.model)[1].weight.new_zeros(1, classes)
                 self.memory.check_widths(columns_to_store(self.loss, logits))
             with self.network.random:

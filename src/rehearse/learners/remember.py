@@ -26,7 +26,7 @@ def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
         InvalidType: If ``data`` yields something else.
     """
     check_limit(limit=limit)
-    if not isinstance(data, Iterable):
+    if isinstance(data, Tensor) or not isinstance(data, Iterable):
         raise InvalidType(f"the data must yield (x, y), (x, y, task) or a Batch; this is {data!r:.80}")
     count = 0
     for item in data:

@@ -52,8 +52,8 @@ class Memory(ABC):
             path: A file for the samples, or None to hold them in RAM.
             seed: Decides which samples are kept and drawn.
         """
-        if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-            raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples")
+        if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or not 0 < capacity < 2**48:
+            raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples (less than 2**48)")
         self.capacity = int(capacity)
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
