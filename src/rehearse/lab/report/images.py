@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput
+from ...files import replacing
 from ..extras import needs
 from ..measurements import Retrieved
 
@@ -73,7 +74,8 @@ def write_grid(
     for number, (label, _) in enumerate(rows):
         draw.text((LETTERS / 2, (number + 0.5) * height), label, QUIET, font, anchor="lm")
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+    with replacing(path) as file:
+        picture.save(file, Image.registered_extensions()[path.suffix.lower()])
     return path
 
 
