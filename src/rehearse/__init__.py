@@ -5,7 +5,7 @@ from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import CodeReplay, Finetune, GenerativeReplay, Learner, Replay, Step
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
-from .retrieval import MostInterfered, Uniform
+from .retrieval import HighestLoss, MostInterfered, Uniform
 
 __version__ = "0.1.0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "CodeReplay",
     "Finetune",
     "GenerativeReplay",
+    "HighestLoss",
     "Learner",
     "Memory",
     "MostInterfered",
