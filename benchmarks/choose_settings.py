@@ -126,9 +126,8 @@ def main() -> None:
     torch.set_num_threads(1)
     started = time.process_time()
     print(f"## {datetime.date.today()}: settings of {arguments.stream}, chosen on its validation split\n")
-    print(
-        f"Mean validation accuracy after the last task, in per cent, over seeds {', '.join(map(str, arguments.seeds))}; the"
-    )
+    seeds = ", ".join(map(str, arguments.seeds))
+    print(f"Mean validation accuracy after the last task, in per cent, over seeds {seeds}; the")
     print("standard deviation over seeds in parentheses; the choice in bold. The test split played no part.\n")
     for method in arguments.methods or GRIDS:
         print(table(method, arguments.stream, arguments.seeds, more), end="\n\n", flush=True)

@@ -138,10 +138,10 @@ def plus(retrieval: Callable[[Spec], Retrieval]) -> Build:
         if options["distill"]:
             loss = AveragedDistillation(options["distill"], loss=loss)  # type: ignore[arg-type]
         augment = chosen(AUGMENTATIONS, "augment", options["augment"])()
-        parts = {"augment": augment, "average": options["average"] or None, "predict_by": options["predict_by"]}
-        parts["replay_weight"] = options["replay_weight"]
+        own |= {"augment": augment, "average": options["average"] or None}
+        own |= {name: options[name] for name in ("predict_by", "replay_weight")}
         store = memory(ReservoirMemory, spec, problem)
-        return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss, **own, **parts)
+        return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss, **own)
 
     return build
 

@@ -16,12 +16,12 @@ from ..undo import Operations, assign
 
 
 class Average:
-    """The exponential moving average of a network's trainable parameters, updated once for each batch.
+    """The exponential moving average of a network's trainable parameters.
 
-        θ̄ ← θ̄ + rate · (θ − θ̄)
+        θ̄ ← θ̄ + rate · (θ − θ̄)        after every step
 
-    The first batches count more, so that the initial weights have no part in it: in batch number n the rate is at least
-    1/n.
+    It moves once for each batch, as far as it would in all of the batch's steps. The initial weights have no part in
+    it: in batch number n it moves by at least 1/n of the difference.
     """
 
     def __init__(self, network: Network, rate: float) -> None:
@@ -29,7 +29,7 @@ class Average:
 
         Args:
             network: The network.
-            rate: Between 0 and 1. 0.01 averages over the last hundred batches or so.
+            rate: Between 0 and 1. 0.01 averages over the last hundred steps or so.
 
         Raises:
             InvalidInput: If the rate is out of range.
@@ -39,15 +39,17 @@ class Average:
         self.network, self.rate = network, float(rate)
         self.tensors = {name: parameter.detach().clone() for name, (parameter, _) in network.trainable().items()}
 
-    def follow(self, batches: int) -> Operations:
-        """Return what moves the average after a step, for the commit.
+    def follow(self, before: int, steps: int) -> Operations:
+        """Return what moves the average after the steps of a batch, for the commit.
 
         Args:
-            batches: How many batches came before.
+            before: The number of steps before this batch.
+            steps: The number of steps in this batch.
         """
         live = dict(self.network.model.named_parameters())
         own, theirs = list(self.tensors.values()), [live[name].detach() for name in self.tensors]
-        return map(torch._foreach_lerp_, [own], [theirs], [max(self.rate, 1 / (batches + 1))])
+        share = max(1 - (1 - self.rate) ** steps, steps / (before + steps))
+        return map(torch._foreach_lerp_, [own], [theirs], [share])
 
     def grow(self, grown: Growth) -> Operations:
         """Return what gives the averaged head the new outputs too."""

@@ -151,7 +151,7 @@ class Replay(Learner):
             columns = memory.check(incoming, **columns_to_store(self.loss, logits))
             memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
             progress = self.progress.after(incoming, self.updates)
-            follow = () if self.average is None else self.average.follow(self.progress.steps // self.updates)
+            follow = () if self.average is None else self.average.follow(self.progress.steps, self.updates)
             commit(step, follow, assign(self, progress=progress))
         return Step(loss, replayed_loss, replayed, interference)
 
