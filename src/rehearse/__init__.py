@@ -5,12 +5,12 @@ from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import CodeReplay, Finetune, GenerativeReplay, Learner, Replay, Step
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
-from .retrieval import MostInterfered, Uniform
+from .retrieval import HighestLoss, MostInterfered, Uniform
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "Learner", "Memory",
+    "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "HighestLoss", "Learner", "Memory",
     "MostInterfered", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step", "Uniform", "__version__",
     "load", "save",
 ]  # fmt: skip

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .checks import check_choice, check_limit
+from .checks import check_choice, check_limit, check_positive
 from .engine import Engine, Layers
 from .memory import Memory
 from .network import VirtualStep
 
 BEST_LOSS: Final = "best_loss"
+WAITING: Final = "waiting"
+"""Facts of stored samples: the lowest loss so far; the interference of a sample that is replayed in a later step."""
 
 
 class Retrieved(NamedTuple):
@@ -100,6 +102,8 @@ class MostInterfered:
         criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
         layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
         virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
+        every: Score in every so many steps only: the best of the candidates are then replayed in as many steps, the
+            highest first. 2 halves what scoring costs, and replays twice as many of the candidates.
 
     Raises:
         InvalidInput: If one of them is not one of the above.
@@ -112,26 +116,80 @@ class MostInterfered:
     _: KW_ONLY
     layers: Layers = "all"
     virtual_step: VirtualStep = "sgd"
+    every: int = 1
 
     def __post_init__(self) -> None:
         """Check the arguments."""
         check_limit(candidates=self.candidates)
+        check_positive(every=self.every)
         check_choice(("mi1", "mi2"), criterion=self.criterion)
         check_choice(get_args(Layers), layers=self.layers)
         check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest interference; ties go to the lower slot."""
-        if self.candidates is None:
-            candidates = memory.all(exclude_task=incoming.task)
-        else:
-            candidates = memory.sample(self.candidates, exclude_task=incoming.task, ordered=True)  # B_C ~ M
-        before, after = engine.losses(candidates, gradient, virtual_step=self.virtual_step, layers=self.layers)
-        if self.criterion == "mi2":
-            before = _best(memory, candidates, before)
-        scores = torch.nan_to_num(after - before, nan=torch.inf, posinf=torch.inf)  # a loss of NaN is the worst
-        ranked, order = scores.sort(descending=True, stable=True)
-        return Retrieved(candidates.take(order[:budget].cpu()), ranked[:budget])  # B_MC
+        left = _left(memory, incoming, budget) if self.every > 1 else Retrieved()
+        if left.batch is None:
+            candidates = _candidates(memory, incoming, self.candidates)  # B_C ~ M
+            before, after = engine.losses(candidates, gradient, virtual_step=self.virtual_step, layers=self.layers)
+            if self.criterion == "mi2":
+                before = _best(memory, candidates, before)
+            left = _ranked(candidates, after - before, budget * self.every)
+        return left if self.every == 1 else _next(memory, left, budget)  # B_MC
+
+
+class HighestLoss:
+    """Retrieve the samples whose loss is highest now: a control that looks at no step ahead.
+
+    Of C candidates drawn at random, those with the highest s(x) = ℓ(f_θ(x), y). They stand where interference does.
+    """
+
+    needs_gradient = False
+
+    def __init__(self, candidates: int | None = 50) -> None:
+        """Set C, or None for the whole memory."""
+        check_limit(candidates=candidates)
+        self.candidates = candidates
+
+    def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
+        """Return the candidates with the highest loss; ties go to the lower slot."""
+        candidates = _candidates(memory, incoming, self.candidates)
+        return _ranked(candidates, engine.losses(candidates)[0], budget)
+
+
+def _candidates(memory: Memory, incoming: Batch, count: int | None) -> Batch:
+    if count is None:
+        return memory.all(exclude_task=incoming.task)
+    return memory.sample(count, exclude_task=incoming.task, ordered=True)
+
+
+def _ranked(candidates: Batch, scores: Tensor, count: int) -> Retrieved:
+    """Return the candidates with the highest scores."""
+    scores = torch.nan_to_num(scores, nan=torch.inf, posinf=torch.inf)  # a loss of NaN is the worst
+    ranked, order = scores.sort(descending=True, stable=True)
+    return Retrieved(candidates.take(order[:count].cpu()), ranked[:count])
+
+
+def _left(memory: Memory, incoming: Batch, budget: int) -> Retrieved:
+    """Return what was scored in an earlier step and is not replayed yet; the memory knows it."""
+    slots = memory.slots(exclude_task=incoming.task)
+    scores = memory.fact(WAITING, slots, fill=-torch.inf)
+    waiting = scores > -torch.inf
+    if int(waiting.sum()) < min(budget, 2):  # a lone sample may have no batch statistics
+        return Retrieved()
+    return _ranked(memory.get(slots[waiting]), scores[waiting], len(slots))
+
+
+def _next(memory: Memory, left: Retrieved, budget: int) -> Retrieved:
+    """Return the first ``budget`` of ranked samples, and note the others for the next steps."""
+    assert left.batch is not None
+    assert left.batch.slots is not None
+    assert left.interference is not None
+    waiting = left.interference.cpu().clone()
+    waiting[:budget] = -torch.inf
+    memory.fact(WAITING, left.batch.slots, fill=-torch.inf)
+    memory.note(WAITING, left.batch.slots, waiting)
+    return Retrieved(left.batch.take(torch.arange(min(budget, len(left.batch)))), left.interference[:budget])
 
 
 def _best(memory: Memory, candidates: Batch, losses: Tensor) -> Tensor:

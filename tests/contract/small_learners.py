@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from conftest import METHODS, SmallResNet, make, tiny_stream, trained
-from rehearse import Batch, ClassBalancedMemory, Learner, Memory, MostInterfered, ReservoirMemory, RingMemory, Uniform
+from rehearse import (
+    Batch,
+    ClassBalancedMemory,
+    HighestLoss,
+    Learner,
+    Memory,
+    MostInterfered,
+    ReservoirMemory,
+    RingMemory,
+    Uniform,
+)
 from rehearse.lab.batchnorm import Published
 from rehearse.latent import LatentSearch
 from rehearse.learners import (
@@ -27,9 +37,10 @@ from rehearse.learners import (
     Replay,
 )
 from rehearse.learners.gdumb import GDumb
-from rehearse.losses import AsymmetricCrossEntropy, DarkExperience
+from rehearse.losses import AsymmetricCrossEntropy, AveragedDistillation, DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
 from rehearse.nets import MLP, VAE, ConvAutoencoder, GatedMLP
+from rehearse.transforms import Flip
 
 CLASSES, FEATURES = 4, 8
 
@@ -67,6 +78,10 @@ RETRIEVALS: dict[str, Callable[[], Any]] = {
     "mi2": lambda: MostInterfered(6, "mi2"),
     "head": lambda: MostInterfered(6, layers="head"),
     "optimizer": lambda: MostInterfered(6, virtual_step="optimizer"),
+}
+ONCE_MORE: dict[str, Callable[[], Any]] = {
+    "mi1, every second": lambda: MostInterfered(6, every=2),
+    "loss": lambda: HighestLoss(6),
 }
 LOSSES: dict[str, Callable[[], Any]] = {"ce": lambda: None, "ace": AsymmetricCrossEntropy, "der": DarkExperience}
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -117,8 +132,8 @@ def replay(
         learner = Replay(
             *build(model, optimizer),
             memory(folder),
-            RETRIEVALS[retrieval](),
-            loss=LOSSES[loss](),
+            (RETRIEVALS | ONCE_MORE)[retrieval](),
+            loss=(LOSSES | {"distilled": AveragedDistillation})[loss](),
             budget=3,
             updates=updates,
             batchnorm=POLICIES[policy](),
@@ -233,6 +248,13 @@ def _settings() -> dict[str, Setting]:
     found["replay, bfloat16"] = replay("mi2", model="norm", precision="bfloat16")
     found["replay, clipped"] = replay("mi2", clip=0.1, replay_weight=0.5)
     found["replay, first batch"] = replay("mi2", batches=0)
+    strong: dict[str, Any] = {"loss": "distilled", "augment": Flip(), "average": 0.1, "predict_by": "nearest-mean"}
+    for names in product(("uniform", "mi2", "mi1, every second", "loss"), OPTIMIZERS, (1, 2), ("chain", "norm")):
+        retrieval, optimizer, updates, model = names
+        for policy in ("clean", "joint"):
+            found[f"strong replay {' '.join(map(str, names))} {policy}"] = replay(
+                retrieval, optimizer=optimizer, updates=updates, model=model, policy=policy, **strong
+            )
     for name, memory in MEMORIES.items():
         for retrieval, batches in (("mi2", 4), ("uniform", 5), ("mi2", 0)):
             found[f"replay {retrieval}, {name} memory, batch {batches}"] = replay(

@@ -7,9 +7,10 @@ builders pass on only what a spec says (`given`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -18,10 +19,11 @@ from ..batch import Tree
 from ..batchnorm import BatchNormPolicy, policy
 from ..errors import InvalidInput
 from ..learners import Learner, Replay
-from ..losses import AsymmetricCrossEntropy, DarkExperience
+from ..losses import AsymmetricCrossEntropy, AveragedDistillation, CrossEntropy, DarkExperience
 from ..memory import Memory, ReservoirMemory
 from ..random import seed_sequence
-from ..retrieval import MostInterfered, Retrieval, Uniform
+from ..retrieval import HighestLoss, MostInterfered, Retrieval, Uniform
+from ..transforms import Chain, Crop, Flip, Transform
 from .batchnorm import Published
 from .draws import Draws
 from .limits import few_parameters
@@ -108,6 +110,53 @@ def replay(retrieval: Callable[[Spec], Retrieval], loss: Callable[[Spec], Any], 
         return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss(spec), **own)
 
     return build
+
+
+AUGMENTATIONS: Final[Mapping[str, Callable[[], Transform | None]]] = {
+    "none": lambda: None,
+    "crop-flip": lambda: Chain(Crop(4), Flip()),
+    "shift": lambda: Crop(1, fill=0),
+}
+LOSSES: Final[Mapping[str, Callable[[], Any]]] = {
+    "cross-entropy": CrossEntropy,
+    "ace": AsymmetricCrossEntropy,
+    "der": partial(DarkExperience, alpha=0.1, beta=1.0),
+}
+PLUS_OPTIONS: Final[Mapping[str, Plain]] = {
+    "augment": "none", "average": 0.01, "predict_by": "nearest-mean", "distill": 0.0, "loss": "cross-entropy",
+    "replay_weight": 1.0,
+}  # fmt: skip
+"""The options of the strong methods; ``average`` and ``distill`` are off at 0."""
+
+
+def plus(retrieval: Callable[[Spec], Retrieval]) -> Build:
+    """Return a builder of `Replay` with augmentation, averaged weights and prediction by the nearest mean."""
+
+    def build(spec: Spec, problem: Problem) -> Learner:
+        own, options = settings(spec, problem, "budget", "exclude_current_task"), spec.options
+        own["batchnorm"] = batchnorm(spec.batchnorm or "joint")
+        loss = chosen(LOSSES, "loss", options["loss"])()
+        if options["distill"]:
+            loss = AveragedDistillation(options["distill"], loss=loss)  # type: ignore[arg-type]
+        augment = chosen(AUGMENTATIONS, "augment", options["augment"])()
+        own |= {"augment": augment, "average": options["average"] or None}
+        own |= {name: options[name] for name in ("predict_by", "replay_weight")}
+        store = memory(ReservoirMemory, spec, problem)
+        return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss, **own)
+
+    return build
+
+
+def chosen(known: Mapping[str, Any], name: str, value: Any) -> Any:
+    """Return what an option names."""
+    if value not in known:
+        raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    return known[value]
+
+
+def highest_loss(spec: Spec) -> Retrieval:
+    """Return the control that looks at no step ahead."""
+    return HighestLoss(**candidates(spec))
 
 
 def batchnorm(name: str) -> BatchNormPolicy:

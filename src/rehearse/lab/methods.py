@@ -121,6 +121,7 @@ def replay(
 at_random = partial(replay, retrieval=builders.uniform, reads=frozenset({"candidates"}))
 interfered = partial(replay, retrieval=builders.most_interfered, reads=SCORING)
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
+PLUS = COMMON - SCORING
 DARK_OPTIONS = {**defaults(DarkExperience, "alpha", "beta"), "draws": 1}
 
 METHODS: dict[str, Method] = {
@@ -132,6 +133,24 @@ METHODS: dict[str, Method] = {
     "er-mir-head": interfered(
         "ER-MIR that looks ahead with the last layer alone: one pass through the body instead of two",
         retrieval=partial(builders.most_interfered, layers="head"),
+    ),
+    "er-plus": Method(
+        "replay done well: augmentation, averaged weights, the nearest mean",
+        builders.plus(builders.uniform),
+        PLUS,
+        builders.PLUS_OPTIONS,
+    ),
+    "er-plus-mir": Method(
+        "er-plus of the most interfered samples",
+        builders.plus(builders.most_interfered),
+        PLUS | SCORING,
+        builders.PLUS_OPTIONS,
+    ),
+    "er-plus-loss": Method(
+        "er-plus of the samples of highest loss",
+        builders.plus(builders.highest_loss),
+        PLUS | {"candidates"},
+        builders.PLUS_OPTIONS,
     ),
     "er-ace": at_random(
         "ER with the asymmetric loss: incoming samples do not push away the classes that are absent",

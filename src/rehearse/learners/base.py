@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
-from ..batchnorm import BatchNormPolicy, Clean
+from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
@@ -28,6 +28,7 @@ from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
 from ..states import load_network_state, move_network, network_state
 from ..undo import Operations, all_or_nothing, assign, restoring, run
+from .average import Average
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
@@ -57,11 +58,15 @@ class Learner(ABC):
         memory: Memory | None = None,
         updates: int = 1,
         batchnorm: BatchNormPolicy | None = None,
+        average: float | None = None,
     ) -> None:
         """Combine the parts; see `Replay` for their meaning."""
         check_positive(updates=updates)
         _keep_freed_memory()
         self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
+        self.average = None if average is None else Average(network, average)
+        # Averaged weights have no running statistics of their own.
+        self.estimates = self.batchnorm if average is None else Recalibrated()
         self.updates = updates
         self.plain = Plain(network, self.loss, self.batchnorm)
         self.progress = Progress(kind=self.loss.kind)
@@ -156,7 +161,7 @@ class Learner(ABC):
 
     def _grow_with(self, grown: Growth) -> Operations:
         """Return what else has to be done when the head grows."""
-        return ()
+        return () if self.average is None else self.average.grow(grown)
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Store samples that the model already knows, without training on them.
@@ -244,31 +249,33 @@ class Learner(ABC):
 
     def _served(self) -> Served:
         """Return what `_evaluate` does as a module with tensors of its own."""
-        return Served(FrozenNetwork(self.network, self._statistics()))
+        return Served(FrozenNetwork(self.network, self._substitutes()))
 
     def _evaluate(self, x: Tree) -> Tensor:
         return self._pass(x)
 
-    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
-        """Pass inputs in eval mode, with these buffers in place of the model's own; by default the policy's."""
+    def _pass(self, x: Tree, substitutes: dict[str, Tensor] | None = None) -> Tensor:
+        """Pass inputs in eval mode, with these tensors in place of the model's own; by default `_substitutes`."""
         network = self.network
         with network.looking("evaluation"):
             tensors = network.twin.tensors()
-            return network.logits(x, tensors | (self._statistics() if statistics is None else statistics))
+            return network.logits(x, tensors | (self._substitutes() if substitutes is None else substitutes))
 
     def _inputs(self, x: Tree) -> Tensor:
         """Return inputs as all networks of the learner take them: one tensor of real numbers."""
         return one_tensor(self.network.ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
-    def _statistics(self) -> dict[str, Tensor]:
-        """Return the tensors to predict with, as far as they are not the model's own: batch-norm statistics."""
+    def _substitutes(self) -> dict[str, Tensor]:
+        """Return what prediction uses in place of the model's own tensors: batch-norm statistics, averaged weights."""
+        averaged = {} if self.average is None else self.average.tensors
         if self.memory is None or not self.network.twin.has_batchnorm:
-            return {}
-        return self.batchnorm.statistics(self.model, self.memory, self._move_buffers)
+            return averaged
+        return averaged | self.estimates.statistics(self.model, self.memory, self._move_buffers)
 
     def _move_buffers(self, x: Tree, buffers: dict[str, Tensor]) -> None:
+        averaged = {} if self.average is None else self.average.tensors
         with self.network.looking("scoring"):
-            self.network(self.network.ready(x), self.network.twin.tensors() | buffers)
+            self.network(self.network.ready(x), self.network.twin.tensors() | averaged | buffers)
 
     def diagnose(self, x: Tree, y: Any, task: Any = None, limit: int | None = None) -> Diagnosis:
         """Return what a step on this batch would do to the stored samples. Changes nothing.

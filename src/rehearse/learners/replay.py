@@ -4,23 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, checked_batch
+from ..batch import Batch, Step, Tree, checked_batch, tree_concatenate
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import check_budget, check_candidates, check_memory, check_not_negative, check_positive, needs_two_samples
+from ..checks import (
+    check_budget,
+    check_candidates,
+    check_choice,
+    check_memory,
+    check_not_negative,
+    check_positive,
+    needs_two_samples,
+)
 from ..engine import Engine, Passed
-from ..errors import InvalidInput, InvalidType, RehearseError
-from ..losses import columns_to_store
+from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ..heads import outputs
+from ..losses import AVERAGED, at_least_float32, class_targets, columns_to_store
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network
 from ..retrieval import MostInterfered, Retrieval, Retrieved
-from ..undo import Operations, all_or_nothing, assign, run
+from ..serving import Served
+from ..transforms import Augmentation, Transform
+from ..undo import Operations, Undoable, all_or_nothing, assign, run
 from .base import Diagnosing, Learner
+from .nearest_mean import NearestMean
+
+PredictBy = Literal["head", "nearest-mean"]
 
 
 class Replay(Learner):
@@ -53,6 +67,9 @@ class Replay(Learner):
         loss: Any = None,
         replay_weight: float = 1.0,
         exclude_current_task: bool = True,
+        augment: Transform | None = None,
+        average: float | None = None,
+        predict_by: PredictBy = "head",
         batchnorm: str | BatchNormPolicy = "auto",
         prepare: Callable[[Tree], Tree] | None = None,
         precision: str = "auto",
@@ -71,6 +88,12 @@ class Replay(Learner):
             loss: Cross-entropy by default; see `losses`.
             replay_weight: The weight of the replayed samples' mean loss.
             exclude_current_task: Whether stored samples of the incoming batch's task are not eligible.
+            augment: Transforms stored inputs before `prepare`, in training passes alone; see `transforms`. Samples are
+                stored as they came, and candidates are scored as they are stored.
+            average: The rate of an `Average` of the weights, which then predicts, with batch-norm statistics
+                re-estimated from the memory; None for the weights themselves. 0.01 is usual.
+            predict_by: ``head``, or ``nearest-mean`` of the stored samples' features (`NearestMean`), which needs a
+                last linear layer and one class per sample. While nothing is stored the head predicts.
             batchnorm: ``clean``, ``joint``, ``recalibrated``, ``auto``, or a policy; see `batchnorm`. It has no effect
                 on models without batch-norm.
             prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1].
@@ -88,7 +111,7 @@ class Replay(Learner):
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
-        super().__init__(network, loss, memory=memory, updates=updates, batchnorm=policy(batchnorm))
+        super().__init__(network, loss, memory=memory, updates=updates, batchnorm=policy(batchnorm), average=average)
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
@@ -97,32 +120,62 @@ class Replay(Learner):
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight = budget, replay_weight
         self.exclude_current_task = exclude_current_task
-        self._policy = [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
+        self.augmentation = None if augment is None else Augmentation(augment, seed)
+        check_choice(get_args(PredictBy), predict_by=predict_by)
+        self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
+        self._distills = bool(getattr(self.loss, "reads_average", False))
+        if self._distills and self.average is None:
+            raise InvalidInput(
+                f"{type(self.loss).__name__} learns from averaged weights; give their rate: average=0.01"
+            )
+        self._parts: list[Undoable] = [network, memory]
+        self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
+        self._parts += [] if self.augmentation is None else [self.augmentation]
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
         network, memory, incoming = self.network, self.memory, with_ids(checked_batch(x, y, task), id)
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
-        with self.lock, all_or_nothing(network, memory, *self._policy) as commit:
+        if self.nearest is not None:
+            class_targets(torch.empty(len(incoming), outputs(self.model), device="meta"), incoming.y)
+        with self.lock, all_or_nothing(*self._parts) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
             with network.training(self.updates):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
+                    shown = self._augmented(incoming)
                     if joint:  # one pass for B_n ∪ B_MC: batch-norm sees them together, or it is merely faster
-                        passed, (replayed, interference) = self._joint_pass(engine, incoming, query)
+                        passed, (replayed, interference) = self._joint_pass(engine, shown, query)
                         loss, gradient, logits, replayed_loss = passed
                     else:
-                        loss, gradient, logits, replayed_loss = engine.gradient(incoming, replayed=False)  # ∇ℓ(B_n)
+                        loss, gradient, logits, replayed_loss = engine.gradient(*self._taught(shown), replayed=False)
                         replayed, interference = self._retrieve(query, gradient, engine)  # B_MC; θᵛ is in engine.losses
                         if replayed is not None:
-                            replayed_loss, second, *_ = engine.gradient(replayed, replayed=True)  # ∇ℓ(B_MC)
-                            gradient = gradient.plus(second, self.replay_weight)
+                            shown = self._augmented(replayed)
+                            replayed_loss, second, *_ = engine.gradient(*self._taught(shown), replayed=True)
+                            gradient = gradient.plus(second, self.replay_weight)  # ∇ℓ(B_n) + ∇ℓ(B_MC)
                     step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
             columns = memory.check(incoming, **columns_to_store(self.loss, logits))
             memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+            progress = self.progress.after(incoming, self.updates)
+            follow = () if self.average is None else self.average.follow(self.progress.steps, self.updates)
+            commit(step, follow, assign(self, progress=progress))
         return Step(loss, replayed_loss, replayed, interference)
+
+    def _augmented(self, batch: Batch) -> Batch:
+        return batch if self.augmentation is None else self.augmentation(batch)
+
+    def _taught(self, *batches: Batch) -> tuple[Batch, ...]:
+        """Return batches with the logits of the averaged weights beside them, if the loss reads them; one pass."""
+        if not self._distills or self.average is None:
+            return batches
+        network, both = self.network, tree_concatenate([batch.x for batch in batches])
+        with network.looking("scoring"):
+            tensors = network.twin.tensors() | self.average.tensors
+            logits = at_least_float32(network(network.ready(both), tensors, network.precision.scoring))
+        parts = torch.tensor_split(logits, [len(batches[0])]) if len(batches) > 1 else [logits]
+        return tuple(replace(b, columns={**b.columns, AVERAGED: p}) for b, p in zip(batches, parts, strict=True))
 
     def _passes_jointly(self) -> bool:
         """Whether incoming and replayed samples share a pass: by policy, or as no gradient is needed between them.
@@ -140,8 +193,9 @@ class Replay(Learner):
         gradient = self.plain.virtual_gradient(incoming).gradient if needed else None
         retrieved = self._retrieve(query, gradient, engine)
         if retrieved.batch is None:
-            return engine.gradient(incoming, replayed=False), retrieved
-        return engine.joint_gradient(incoming, retrieved.batch, self.replay_weight), retrieved
+            return engine.gradient(*self._taught(incoming), replayed=False), retrieved
+        first, second = self._taught(incoming, self._augmented(retrieved.batch))
+        return engine.joint_gradient(first, second, self.replay_weight), retrieved
 
     def _retrieve(self, query: Batch, gradient: Any, engine: Engine) -> Retrieved:
         """Return B_MC. A lone stored sample has no batch statistics: a model that needs them waits for a second."""
@@ -164,3 +218,24 @@ class Replay(Learner):
     def _diagnosing(self, batch: Batch) -> Diagnosing:
         plain, passed, *_ = super()._diagnosing(batch)
         return plain, passed, getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")
+
+    # -------------------------------------------------------------------------------------------- predicting and state
+
+    def _evaluate(self, x: Tree) -> Tensor:
+        return self._pass(x) if self.nearest is None or not len(self.memory) else self.nearest.logits(x)
+
+    def _served(self) -> Served:
+        return super()._served() if self.nearest is None or not len(self.memory) else self.nearest.served()
+
+    def _own_state(self) -> dict[str, Any]:
+        augment = None if self.augmentation is None else self.augmentation.generator.get_state()
+        average = None if self.average is None else self.average.state_dict()
+        return {name: part for name, part in (("augment", augment), ("average", average)) if part is not None}
+
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        if state.keys() != self._own_state().keys():
+            raise CheckpointError("the state is of a learner with another choice of augment= or average=")
+        if self.augmentation is not None:
+            self.augmentation.generator.set_state(state["augment"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])

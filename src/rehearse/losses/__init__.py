@@ -15,3 +15,5 @@ from .base import per_sample as per_sample
 from .convert import as_loss as as_loss
 from .der import DRAW as DRAW
 from .der import DarkExperience as DarkExperience
+from .distillation import AVERAGED as AVERAGED
+from .distillation import AveragedDistillation as AveragedDistillation

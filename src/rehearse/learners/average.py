@@ -1,0 +1,72 @@
+"""Averaged weights, to predict with and to learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks import is_number
+from ..errors import CheckpointError, InvalidInput
+from ..heads import Growth
+from ..network import Network
+from ..states import copied
+from ..undo import Operations, assign
+
+
+class Average:
+    """The exponential moving average of a network's trainable parameters.
+
+        θ̄ ← θ̄ + rate · (θ − θ̄)        after every step
+
+    It moves once for each batch, as far as it would in all of the batch's steps. The initial weights have no part in
+    it: in batch number n it moves by at least 1/n of the difference.
+    """
+
+    def __init__(self, network: Network, rate: float) -> None:
+        """Start at the present parameters.
+
+        Args:
+            network: The network.
+            rate: Between 0 and 1. 0.01 averages over the last hundred steps or so.
+
+        Raises:
+            InvalidInput: If the rate is out of range.
+        """
+        if not is_number(rate) or not 0 < rate <= 1:
+            raise InvalidInput(f"average is {rate!r}; it must be a rate between 0 and 1, such as 0.01, or None")
+        self.network, self.rate = network, float(rate)
+        self.tensors = {name: parameter.detach().clone() for name, (parameter, _) in network.trainable().items()}
+
+    def follow(self, before: int, steps: int) -> Operations:
+        """Return what moves the average after the steps of a batch, for the commit.
+
+        Args:
+            before: The number of steps before this batch.
+            steps: The number of steps in this batch.
+        """
+        live = dict(self.network.model.named_parameters())
+        own, theirs = list(self.tensors.values()), [live[name].detach() for name in self.tensors]
+        share = max(1 - (1 - self.rate) ** steps, steps / (before + steps))
+        return map(torch._foreach_lerp_, [own], [theirs], [share])
+
+    def grow(self, grown: Growth) -> Operations:
+        """Return what gives the averaged head the new outputs too."""
+        added = {
+            name: torch.cat([self.tensors[name], values[len(self.tensors[name]) :]])
+            for name, values in grown.values.items()
+            if name in self.tensors
+        }
+        return assign(self, tensors=self.tensors | added)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of the averaged parameters, by name."""
+        return {name: tensor.clone() for name, tensor in self.tensors.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        live = dict(self.network.model.named_parameters())
+        if state.keys() != self.tensors.keys() or any(live[name].shape != state[name].shape for name in state):
+            raise CheckpointError("the averaged weights in this state are of other parameters")
+        self.tensors = copied(state, self.network.device)

@@ -1,0 +1,51 @@
+"""Distillation: a loss that also compares with the averaged weights."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Final
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..batch import Batch, Kind
+from ..checks import check_not_negative
+from ..errors import InvalidInput
+from .base import at_least_float32, columns_to_store
+from .convert import as_loss
+
+AVERAGED: Final = "averaged"
+"""A column of batches in training: the logits of the averaged weights for the same, augmented inputs."""
+
+
+class AveragedDistillation:
+    """Momentum knowledge distillation (MKD, Michel et al. 2024): learn from the averaged weights too.
+
+        ℓ + weight · T² · KL( softmax(s̄ / T) ‖ softmax(s / T) )        s̄: the logits under the averaged weights
+
+    ℓ is the ``loss``, cross-entropy by default. Needs a learner with ``average=``. The averaged weights see the same
+    augmented inputs in one pass, with the statistics of the batch. Candidates are scored with ℓ alone.
+    """
+
+    reads_average: ClassVar[bool] = True
+
+    def __init__(self, weight: float = 5.5, temperature: float = 4.0, loss: Any = None) -> None:
+        """Set the weight, the temperature T, and ℓ; the source has 5.5 and 4."""
+        check_not_negative(weight=weight, temperature=temperature)
+        if temperature == 0:
+            raise InvalidInput("temperature is 0; it must be positive")
+        self.weight, self.temperature, self.loss = weight, temperature, as_loss(loss)
+        self.kind: Kind | None = self.loss.kind
+
+    def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        """Return one value per sample."""
+        losses = self.loss(logits, batch, replayed)
+        if AVERAGED not in batch.columns:
+            return losses
+        t = self.temperature
+        own, taught = (F.log_softmax(at_least_float32(s) / t, dim=1) for s in (logits, batch.columns[AVERAGED]))
+        distance = F.kl_div(own, taught, reduction="none", log_target=True).flatten(1).sum(1)
+        return losses + self.weight * t * t * distance
+
+    def columns(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return what ℓ wants stored."""
+        return columns_to_store(self.loss, logits)
