@@ -43,8 +43,9 @@ STEPS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "er-plus": {
         "split-cifar10": (
             {"lr": 0.1},
+            {"lr": 0.05},
             {},
-            {"lr": 0.02},
+            {"lr": 0.01},
             {"distill": 5.5},
             {"distill": 1.0},
             {"budget": 50},
