@@ -4,6 +4,7 @@ from .batch import Batch
 from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import CodeReplay, Finetune, GenerativeReplay, Learner, Replay, Step
+from .learners.strong import strong_replay
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from .retrieval import HighestLoss, MostInterfered, Uniform
 
@@ -28,4 +29,5 @@ __all__ = [
     "__version__",
     "load",
     "save",
+    "strong_replay",
 ]

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
+from ..described import Described
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import Growth, find_head, growth
-from ..losses import as_loss, columns_to_store
+from ..losses import as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
@@ -34,7 +35,7 @@ from .remember import batches
 DIAGNOSED_AT_ONCE = 1000
 
 
-class Learner(ABC):
+class Learner(Described, ABC):
     """A model that learns from a stream, one batch at a time, each batch once.
 
     `observe` learns, `predict` never changes anything, and `state_dict` holds everything: after `load_state_dict` the
@@ -63,6 +64,8 @@ class Learner(ABC):
         _keep_freed_memory()
         self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
         self.average = None if average is None else Average(network, average)
+        if average is None and reads_average(self.loss):
+            raise InvalidInput(f"{self.loss!r} learns from averaged weights; give their rate: average=0.01")
         # Averaged weights have no running statistics of their own.
         self.estimates = self.batchnorm if average is None else Recalibrated()
         self.updates = updates
