@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 
 from .batch import Batch, Tree, tree_map
 from .checks import check_fractions, check_positive
-from .described import Described
+from .described import Described, short
 from .errors import InvalidInput, InvalidType
 from .random import torch_generator
 from .undo import Restore
@@ -134,18 +134,26 @@ class Augmentation:
         """Return a function that restores the random numbers."""
         return partial(self.generator.set_state, self.generator.get_state())
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of the random numbers."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Load what `state_dict` returned."""
+        self.generator.set_state(state["generator"].cpu())
+
     def __getstate__(self) -> dict[str, Any]:
         """A generator is copied by its state."""
-        return {"transform": self.transform, "state": self.generator.get_state()}
+        return {"transform": self.transform, **self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore what `__getstate__` returned."""
         self.transform, self.generator = state["transform"], Generator()
-        self.generator.set_state(state["state"])
+        self.load_state_dict(state)
 
     def __repr__(self) -> str:
         """Name the transform."""
-        return repr(self.transform)
+        return short(self.transform)
 
 
 def _shapes(x: Tree) -> Any:

@@ -13,7 +13,7 @@ from ..batch import Batch, Step, Tree, checked_batch, tree_concatenate
 from ..batchnorm import BatchNormPolicy, policy
 from ..checks import check_budget, check_candidates, check_choice, check_not_negative, check_positive, needs_two_samples
 from ..engine import Engine, Layers, Passed
-from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import AVERAGED, at_least_float32, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
@@ -214,18 +214,6 @@ class Replay(Learner):
         if self.nearest is not None:
             self.nearest.check(known.y)
         super()._store_known(known)
-
-    def _own_state(self) -> dict[str, Any]:
-        augment = {} if self.augment is None else {"augment": self.augment.generator.get_state()}
-        return augment if self.average is None else {**augment, "average": self.average.state_dict()}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        if state.keys() != self._own_state().keys():
-            raise CheckpointError("the state is of a learner with another choice of augment= or average=")
-        if self.augment is not None:
-            self.augment.generator.set_state(state["augment"].cpu())
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
 
     def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
         return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

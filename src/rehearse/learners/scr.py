@@ -115,13 +115,6 @@ class SCR(Learner):
     def _served(self) -> Served:
         return self.nearest.served()
 
-    def _own_state(self) -> dict[str, Any]:
-        return {} if self.augment is None else {"augment": self.augment.generator.get_state()}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        if self.augment is not None:
-            self.augment.generator.set_state(state["augment"].cpu())
-
 
 class SupervisedContrastive(Described):
     """The loss of a batch in which every sample attracts those of its class and repels all others; see `SCR`.
