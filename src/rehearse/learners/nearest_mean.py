@@ -52,7 +52,7 @@ class NearestMean:
         last, _ = find_head(network.model)
         self.head = last if head is None else head
         if self.head not in dict(network.model.named_modules()):
-            raise InvalidInput(f"the {network.name} has no module {head!r}")
+            raise InvalidInput(f"the {network.name} has no module {head!r}, which head names")
         self.network, self.memory, self.substitutes = network, memory, substitutes
         self._cached: tuple[list[object], tuple[Tensor, Tensor]] | None = None
 
