@@ -26,6 +26,9 @@ class AveragedDistillation(Described):
     ℓ is the ``loss``, cross-entropy by default. Needs a learner with ``average=``. The averaged weights see the same
     augmented inputs, with batch-norm statistics of the batch and without dropout. Candidates are scored with ℓ alone,
     and where incoming and replayed samples share a pass so is the look-ahead.
+
+    Differs from the source, whose code distills from several averages of different rates, and also into the logits of
+    the inputs as they are stored.
     """
 
     def __init__(self, weight: float = 5.5, temperature: float = 4.0, loss: Any = None) -> None:
