@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 EXTRAS = lab,gem,sklearn,river,tune,ray,tensorboard
 
-.PHONY: demo test lint bench docs reproduction wheel format clean help
+.PHONY: demo test torture lint bench docs reproduction wheel format clean help
 
 help:  ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -34,6 +34,9 @@ test: $(VENV)/.development $(VENV)/.kernels lint  ## everything that CI checks
 	sh tests/lab/page/install-chromium
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 	if [ -x "$$(command -v cc)" ]; then cd kernels && ../$(BIN)/python -m pytest -q -n 2 tests; fi
+
+torture: $(VENV)/.development $(VENV)/.kernels  ## try for an hour to break a learner; writes docs/reliability.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --write docs/reliability.md
 
 lint: $(VENV)/.development  ## style, types, and the direction of imports
 	$(BIN)/ruff check src tests benchmarks pages kernels

@@ -42,12 +42,13 @@ FIELDS = ("lr", "budget", "candidates", "updates")
 STEPS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "er-plus": {
         "split-cifar10": (
+            {"lr": 0.1},
             {},
-            {"lr": 0.05},
-            {"budget": 50},
-            {"replay_weight": 2.0},
+            {"lr": 0.02},
             {"distill": 5.5},
             {"distill": 1.0},
+            {"budget": 50},
+            {"replay_weight": 2.0},
             {"loss": "ace"},
         ),
         "split-mnist": (

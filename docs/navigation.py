@@ -9,6 +9,7 @@ RESULTS = {
     "Reproduction": "reproduction.md",
     "What makes it work": "what-makes-it-work.md",
     "Scaling": "scaling.md",
+    "Reliability": "reliability.md",
     "Performance": "performance.md",
     "Performance of generative replay": "performance-generative.md",
     "Performance of replay from codes": "performance-hybrid.md",

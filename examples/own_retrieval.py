@@ -19,8 +19,6 @@ class HighestLoss:
     def __call__(
         self, memory: Any, incoming: Batch, gradient: Any, engine: Any, budget: int
     ) -> tuple[Batch | None, torch.Tensor | None]:
-        if memory.eligible(incoming.task) == 0:
-            return None, None
         candidates = memory.sample(self.pool, exclude_task=incoming.task)
         losses, _ = engine.losses(candidates)  # one pass; with a gradient two: the losses now, and after the step
         highest = torch.topk(losses, min(budget, len(losses))).indices
@@ -38,8 +36,6 @@ class FurtherAhead:
     def __call__(
         self, memory: Any, incoming: Batch, gradient: Any, engine: Any, budget: int
     ) -> tuple[Batch | None, torch.Tensor | None]:
-        if memory.eligible(incoming.task) == 0:
-            return None, None
         candidates = memory.sample(50, exclude_task=incoming.task)
         before, after = engine.losses(candidates, gradient.plus(gradient, self.steps - 1))
         most = torch.topk(after - before, min(budget, len(before))).indices

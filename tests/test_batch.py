@@ -99,7 +99,12 @@ def test_trees_of_inputs() -> None:
     ("x", "y", "kind", "words"),
     [
         (np.zeros((2, 3)), [0], InvalidInput, "x has 2 samples, y has 1"),
-        ({"a": np.zeros((2, 3)), "b": np.zeros((1, 3))}, [0, 1], InvalidInput, "x has 1 samples, y has 2"),
+        (
+            {"a": np.zeros((2, 3)), "b": np.zeros((1, 3))},
+            [0, 1],
+            InvalidInput,
+            r"different numbers of samples: \[1, 2\]",
+        ),
         (np.zeros((0, 3)), np.zeros(0, dtype=int), InvalidInput, "empty"),
         ((), [0], InvalidInput, "x is empty"),
         ({}, [0], InvalidInput, "x is empty"),

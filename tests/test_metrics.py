@@ -2,11 +2,9 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from rehearse import metrics
 from rehearse.errors import InvalidInput
-from rehearse.metrics import Prequential
 
 NAN = float("nan")
 # Task 0 is best after task 1; task 1 ends at its best; entries above the diagonal must not matter.
@@ -107,21 +105,3 @@ def test_an_unmeasured_entry_is_not_skipped_silently():
 def test_bad_shapes_are_refused(function, bad):
     with pytest.raises(InvalidInput, match="accuracy matrix"):
         function(bad)
-
-
-def test_prequential_accuracy_counts_examples_not_batches():
-    running = Prequential()
-    assert math.isnan(running.accuracy)
-    running.add(torch.tensor([1, 2, 3]), torch.tensor([1, 2, 0]))
-    running.add(np.array([5]), [5])
-    assert running.accuracy == 3 / 4
-    running.add([], [])
-    assert Prequential(running.correct, running.seen) == running == Prequential(3, 4)
-
-
-def test_prequential_refuses_rows_that_do_not_match():
-    running = Prequential(3, 4)
-    for predicted, target in [([1, 2], [1]), ([[1]], [[1]]), (1, 1)]:
-        with pytest.raises(InvalidInput, match="one length"):
-            running.add(predicted, target)
-    assert running == Prequential(3, 4)

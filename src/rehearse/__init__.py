@@ -11,23 +11,7 @@ from .retrieval import HighestLoss, MostInterfered, Uniform
 __version__ = "0.1.0"
 
 __all__ = [
-    "Batch",
-    "ClassBalancedMemory",
-    "CodeReplay",
-    "Finetune",
-    "GenerativeReplay",
-    "HighestLoss",
-    "Learner",
-    "Memory",
-    "MostInterfered",
-    "RehearseError",
-    "Replay",
-    "ReservoirMemory",
-    "RingMemory",
-    "Step",
-    "Uniform",
-    "__version__",
-    "load",
-    "save",
-    "strong_replay",
-]
+    "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "HighestLoss", "Learner", "Memory",
+    "MostInterfered", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step", "Uniform", "__version__",
+    "load", "save", "strong_replay",
+]  # fmt: skip

@@ -153,13 +153,12 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
         InvalidInput: If there are no samples, or entries that are not finite, or the numbers of samples differ.
         InvalidType: If something cannot be made into a tensor.
     """
-    x, y = _checked_inputs(x, "x"), _checked_leaf(y, "y")
-    samples = len(y)
+    x, y = checked_inputs(x), _checked_leaf(y, "y")
+    given, samples = len(tree_leaves(x)[0]), len(y)
     if samples == 0:
         raise InvalidInput("the batch is empty")
-    for leaf in tree_leaves(x):
-        if len(leaf) != samples:
-            raise InvalidInput(f"x has {len(leaf)} samples, y has {samples}")
+    if given != samples:
+        raise InvalidInput(f"x has {given} samples, y has {samples}")
     return Batch(x, y, checked_task(task, samples))
 
 
@@ -214,6 +213,8 @@ def _checked_leaf(values: Any, name: str) -> Tensor:
     leaf = as_tensor(values, name)
     if leaf.ndim == 0:
         raise InvalidInput(f"{name} is a single value; it must have one entry per sample")
+    if len(leaf) and not leaf.numel():
+        raise InvalidInput(f"{name} has shape {tuple(leaf.shape)}; there is nothing in its samples")
     # The sum is finite unless an entry is not (or it overflows, hence the second check): one cheap pass.
     if leaf.is_floating_point() and not math.isfinite(leaf.sum().item()) and not bool(leaf.isfinite().all()):
         raise InvalidInput(f"{name} has entries that are not finite (NaN or infinite)")
@@ -222,23 +223,22 @@ def _checked_leaf(values: Any, name: str) -> Tensor:
 
 def as_tensor(values: Any, name: str) -> Tensor:
     """Return the user's numbers as a tensor, which shares memory with them where torch can."""
-    try:
-        tensor = values.detach() if isinstance(values, Tensor) else _from_array(np.asarray(values), name)
-    except InvalidType:
-        raise
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
+    tensor = values.detach() if isinstance(values, Tensor) else _from_array(values, name)
     if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
         raise InvalidType(f"{name} is {tensor.dtype}, {tensor.layout}; use dense real numbers like float32 or int64")
     return tensor
 
 
-def _from_array(values: np.ndarray[Any, Any], name: str) -> Tensor:
-    if values.dtype.kind in "USO":
-        raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are integers from 0 on)")
-    # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped files, x[::-1]) are copied.
-    plain = values.flags.writeable and all(stride >= 0 for stride in values.strides)
-    return torch.from_numpy(values if plain else values.copy())
+def _from_array(values: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind not in "USO":
+            # Torch has no read-only tensors and no negative strides: such arrays (memory-mapped, x[::-1]) are copied.
+            plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+            return torch.from_numpy(array if plain else array.copy())
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
+    raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are integers from 0 on)")
 
 
 def one_tensor(x: Any, name: str) -> Tensor:

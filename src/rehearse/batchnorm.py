@@ -149,6 +149,6 @@ def policy(batchnorm: str | BatchNormPolicy) -> BatchNormPolicy:
     if isinstance(batchnorm, BatchNormPolicy):
         return batchnorm
     known = {"clean": Clean(), "joint": Joint(), "recalibrated": Recalibrated(), "auto": Recalibrated(least=ENOUGH)}
-    if batchnorm not in known:
+    if not isinstance(batchnorm, str) or batchnorm not in known:
         raise InvalidInput(f"batchnorm is {batchnorm!r}; it must be one of {', '.join(known)}, or a policy")
     return known[batchnorm]

@@ -8,11 +8,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .batch import Batch
+from .batch import Batch, checked_batch
 from .errors import InvalidInput, InvalidType
-from .memory import TaskRingMemory
+from .memory import Memory
 
 
 def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) -> None:
@@ -60,6 +60,13 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
         raise InvalidType(f"{what}, which lacks {' and '.join(lacking)} (see {protocol})")
 
 
+def check_rebuilt(x: Tensor, rebuilt: Any, name: str) -> None:
+    """Check that the decoder of a second network returned inputs like these."""
+    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
+        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
+        raise InvalidInput(f"{name}.decode returns {found} for inputs of shape {tuple(x.shape)}")
+
+
 def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
@@ -70,6 +77,10 @@ def is_whole(value: Any) -> bool:
 
 def check_positive(**numbers: Any) -> None:
     _each(numbers, lambda number: is_whole(number) and number >= 1, "a positive whole number")
+
+
+def check_limit(**numbers: Any) -> None:
+    check_positive(**{name: number for name, number in numbers.items() if number is not None})
 
 
 def check_not_negative(**numbers: Any) -> None:
@@ -102,6 +113,10 @@ def check_task(data: Any, task: Any) -> None:
     """Of a task that begins: all of its rows, and its number."""
     if not isinstance(data, Batch):
         raise InvalidType(f"a task begins with all of its rows, begin_task(Batch(x, y, 0), 0); this is {data!r:.80}")
+    if not isinstance(data.y, Tensor) or data.y.ndim == 0:
+        raise InvalidType(f"the targets of a task are a tensor, one for each sample; these are {data.y!r:.80}")
+    if len(data):
+        checked_batch(data.x, data.y)
     if not is_whole(task) or task < 0:
         raise InvalidInput(f"the task that begins is {task!r}; it must be a number, 0 or more")
     if isinstance(data.task, Integral) and data.task != task:
@@ -128,7 +143,8 @@ def check_candidates(candidates: int | None, count: int) -> None:
         raise InvalidInput(f"{fewer}; raise candidates or lower budget")
 
 
-def check_rings(memory: Any) -> None:
-    """Check that a memory has a ring for each task."""
-    if not isinstance(memory, TaskRingMemory):
-        raise InvalidType(f"the memory must be a TaskRingMemory, a ring for each task; this is {memory!r}")
+def check_memory(memory: Any, kind: type[object]) -> None:
+    """Check that a memory is of the kind that a method needs."""
+    if not isinstance(memory, kind):
+        such = "Memory such as ReservoirMemory(500)" if kind is Memory else kind.__name__
+        raise InvalidType(f"the memory must be an instance of {such}, this is {memory!r}")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_choice, check_positive
+from .checks import check_choice, check_limit
 from .errors import InvalidInput
 from .memory import Memory
 from .random import numpy_generator
@@ -54,8 +54,7 @@ def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: in
     Raises:
         InvalidInput: If there are none, or ``limit`` is not a positive number.
     """
-    if limit is not None:
-        check_positive(limit=limit)
+    check_limit(limit=limit)
     if not memory.eligible(exclude_task):
         raise InvalidInput("there are no stored samples (of other tasks) to interfere with yet")
     slots = memory.slots(exclude_task=exclude_task)

@@ -14,14 +14,21 @@ from .errors import InvalidInput
 from .undo import Operations, run
 
 # Optimizer state that does not start at zero, and the setting that holds its first value.
+MOST: Final = 2**31  # outputs that no head has
 STARTS: Final = {"sum": "initial_accumulator_value", "step_size": "lr"}
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """Return the linear layers by name, in their order; there is at least one."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    if not layers:
+        raise InvalidInput(f"{type(model).__name__} has no linear layer; the first or the last is needed here")
+    return layers
 
 
 def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
     """Return the name of the linear layer that computes the logits, and the layer: ``model.head``, or else the last."""
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if not layers:
-        raise InvalidInput(f"{type(model).__name__} has no linear layer; a head is needed here")
+    layers = linear_layers(model)
     name = "head" if "head" in layers else next(reversed(layers))
     return name, layers[name]
 
@@ -55,7 +62,7 @@ def growth(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> 
         InvalidInput: If ``classes`` is smaller than the number of outputs, or the head cannot grow.
     """
     name, head = find_head(model)
-    if isinstance(classes, bool) or not isinstance(classes, int) or classes < head.out_features:
+    if isinstance(classes, bool) or not isinstance(classes, int) or not head.out_features <= classes < MOST:
         raise InvalidInput(f"the head {name!r} has {head.out_features} outputs and cannot be grown to {classes!r}")
     added = classes - head.out_features
     if not added:

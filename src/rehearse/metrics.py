@@ -9,8 +9,7 @@ entry that is nan makes every result that reads it nan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -105,38 +104,6 @@ def anytime_accuracy(matrix: ArrayLike) -> float:
     in Online Continual Learning", with one evaluation per task.
     """
     return _mean(accuracy_seen(matrix))
-
-
-@dataclass(slots=True)
-class Prequential:
-    """Test-then-train accuracy of a stream without evaluation sets: (1/n) Σ_i [ŷ_i = y_i].
-
-    Every sample is predicted before it is learned, so the stream is its own test set. Dawid 1984,
-    "Statistical Theory: The Prequential Approach"; Gama et al. 2013, "On evaluating stream learning
-    algorithms".
-
-    >>> running = Prequential()
-    >>> running.add([1, 0, 2], [1, 1, 2])
-    >>> running.add([0], [0])
-    >>> running.accuracy
-    0.75
-    """
-
-    correct: int = 0
-    seen: int = 0
-
-    def add(self, predicted: Any, target: Any) -> None:
-        """Count the correct predictions of a batch."""
-        guesses, truth = np.asarray(predicted), np.asarray(target)
-        if guesses.shape != truth.shape or guesses.ndim != 1:
-            raise InvalidInput(f"predicted and target must be labels of one length; got {guesses.shape}, {truth.shape}")
-        self.correct += int((guesses == truth).sum())
-        self.seen += len(truth)
-
-    @property
-    def accuracy(self) -> float:
-        """The accuracy so far; nan before the first sample."""
-        return self.correct / self.seen if self.seen else float("nan")
 
 
 def _square(matrix: ArrayLike) -> Array:

@@ -6,13 +6,14 @@ replay with their interference, or ``(None, None)``. To write one, see `Retrieva
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from .batch import Batch
-from .checks import check_choice, check_positive
+from .checks import check_choice, check_limit, check_positive
 from .described import Described
 from .engine import Engine, Layers
 from .memory import Memory
@@ -33,7 +34,8 @@ class Retrieved(NamedTuple):
 class Retrieval(Protocol):
     """Chooses stored samples for an incoming batch.
 
-    Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``.
+    Samples of ``incoming.task`` are not eligible: ask the memory with ``exclude_task=incoming.task``. There is at least
+    one that is, or the learner does not ask.
 
     It reads the memory and changes none of its samples. What it wants to remember of them it notes there
     (`Memory.note`, after `Memory.fact` has said what stands where nothing was noted): facts are undone if the batch
@@ -73,14 +75,11 @@ class Uniform(Described):
 
     def __init__(self, candidates: int | None = None) -> None:
         """Set how many samples pass through the network; none by default."""
-        if candidates is not None:
-            check_positive(candidates=candidates)
+        check_limit(candidates=candidates)
         self.candidates = candidates
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return a random sample of the memory."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         if self.candidates is None:
             return Retrieved(memory.sample(budget, exclude_task=incoming.task))
         candidates = memory.sample(max(self.candidates, budget), exclude_task=incoming.task)
@@ -88,6 +87,7 @@ class Uniform(Described):
         return Retrieved(candidates.take(torch.arange(min(budget, len(candidates)))))
 
 
+@dataclass(eq=False, repr=False)
 class MostInterfered(Described):
     """Retrieve the samples whose loss the coming step would raise most (MIR).
 
@@ -97,46 +97,39 @@ class MostInterfered(Described):
         MI-2   s(x) = ℓ(f_θᵛ(x), y) − min(ℓ(f_θ(x), y), ℓ*(x))
 
     where θᵛ are the look-ahead parameters and ℓ*(x) is the lowest loss of x in scoring so far.
+
+    Attributes:
+        candidates: C, or None for the whole memory. The paper has 50, and 25 on Mini-ImageNet.
+        criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
+        layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
+        virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
+        every: Score in every so many steps only: the best of the candidates are then replayed in as many steps, the
+            highest first. 2 halves what scoring costs, and replays twice as many of the candidates. Needs ``every`` ×
+            budget candidates, and looks at the slots of the whole memory in each step.
+
+    Raises:
+        InvalidInput: If one of them is not one of the above.
     """
 
     needs_gradient = True
 
-    def __init__(
-        self,
-        candidates: int | None = 50,
-        criterion: Literal["mi1", "mi2"] = "mi1",
-        *,
-        layers: Layers = "all",
-        virtual_step: VirtualStep = "sgd",
-        every: int = 1,
-    ) -> None:
-        """Set how candidates are drawn and scored.
+    candidates: int | None = 50
+    criterion: Literal["mi1", "mi2"] = "mi1"
+    _: KW_ONLY
+    layers: Layers = "all"
+    virtual_step: VirtualStep = "sgd"
+    every: int = 1
 
-        Args:
-            candidates: C, or None for the whole memory. The paper has 50, and 25 on Mini-ImageNet.
-            criterion: The paper has ``mi2`` on MNIST and ``mi1`` elsewhere.
-            layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
-            virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
-            every: Score in every so many steps only: the best of the candidates are then replayed in as many steps,
-                the highest first. 2 halves what scoring costs, and replays twice as many of the candidates. Needs
-                ``every`` × budget candidates, and looks at the slots of the whole memory in each step.
-
-        Raises:
-            InvalidInput: If an argument is not one of the above.
-        """
-        if candidates is not None:
-            check_positive(candidates=candidates)
-        check_positive(every=every)
-        check_choice(("mi1", "mi2"), criterion=criterion)
-        check_choice(get_args(Layers), layers=layers)
-        check_choice(get_args(VirtualStep), virtual_step=virtual_step)
-        self.candidates, self.criterion = candidates, criterion
-        self.layers, self.virtual_step, self.every = layers, virtual_step, every
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        check_limit(candidates=self.candidates)
+        check_positive(every=self.every)
+        check_choice(("mi1", "mi2"), criterion=self.criterion)
+        check_choice(get_args(Layers), layers=self.layers)
+        check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest interference; ties go to the lower slot."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         left = _left(memory, incoming, budget) if self.every > 1 else Retrieved()
         if left.batch is None:
             candidates = _candidates(memory, incoming, self.candidates)  # B_C ~ M
@@ -157,14 +150,11 @@ class HighestLoss(Described):
 
     def __init__(self, candidates: int | None = 50) -> None:
         """Set C, or None for the whole memory."""
-        if candidates is not None:
-            check_positive(candidates=candidates)
+        check_limit(candidates=candidates)
         self.candidates = candidates
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest loss; ties go to the lower slot."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         candidates = _candidates(memory, incoming, self.candidates)
         return _ranked(candidates, engine.losses(candidates)[0], budget)
 

@@ -135,14 +135,23 @@ def decided(logits: Tensor, kind: Kind | None) -> Tensor:
     """Return predictions: classes, booleans for several labels, or values."""
     if kind == "values":
         return logits
-    return logits > 0 if kind == "labels" else logits.argmax(1)
+    return logits > 0 if kind == "labels" else _of_classes(logits).argmax(1)
 
 
 def probabilities(logits: Tensor, kind: Kind | None) -> Tensor:
     """Return the probability of each class or label; values have none."""
     if kind == "values":
         raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-    return logits.sigmoid() if kind == "labels" else logits.softmax(1)
+    return logits.sigmoid() if kind == "labels" else _of_classes(logits).softmax(1)
+
+
+def _of_classes(logits: Tensor) -> Tensor:
+    if logits.ndim < 2:
+        shape = tuple(logits.shape)
+        raise InvalidInput(
+            f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]"
+        )
+    return logits
 
 
 def _input(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from river import checks, compose, datasets, evaluate, metrics, preprocessing
 from torch import nn
 
 from rehearse.adapters.building import build_learner
-from rehearse.adapters.inputs import input_width, widen_inputs
-from rehearse.adapters.river import RehearsalClassifier
+from rehearse.adapters.river import RehearsalClassifier, input_width, widen_inputs
 from rehearse.batchnorm import Clean
 from rehearse.errors import RehearseError
 

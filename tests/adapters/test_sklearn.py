@@ -269,7 +269,7 @@ def test_features_of_a_data_frame_are_known_by_name(blobs):
         ({"optimizer": "lbfgs"}, "optimizer"),
         ({"learning_rate": 0}, "learning_rate"),
         ({"memory": "everything"}, "memory is 'everything'"),
-        ({"memory_size": 0}, "capacity"),
+        ({"memory_size": 0}, "memory_size"),
         ({"memory_size": 2.5}, "memory_size"),
         ({"batch_size": 0}, "batch_size"),
         ({"epochs": 0}, "epochs"),

@@ -87,12 +87,11 @@ def test_a_stream_without_settings_of_its_own_has_enough_candidates() -> None:
         resolve("ae-mir", "split-mnist", {"budget": 100, "candidates": 50})
 
 
-def test_the_autoencoders_optimizer() -> None:
+def test_the_autoencoder() -> None:
     made = learner()
-    assert made.autoencoder_optimizer is made.coded.network.optimizer
     assert made.autoencoder is made.coded.network.model
     with pytest.raises(AttributeError):
-        made.autoencoder_optimizer = None  # type: ignore[misc, assignment]
+        made.autoencoder = None  # type: ignore[misc, assignment]
 
 
 class _Refusing:

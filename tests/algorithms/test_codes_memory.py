@@ -41,8 +41,8 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     torch.manual_seed(0)
     autoencoder, x = ConvAutoencoder(SHAPE, channels=3, depth=1), torch.randn(50, *SHAPE)
     network = Network(autoencoder, torch.optim.Adam(autoencoder.parameters()))
-    exact = Codec.of(network, "float32", "running")
-    coarse = Codec.of(network, "uint8", "running").calibrated_on([x[:20], x[20:]])
+    exact = Codec(network, network.frozen(), "float32")
+    coarse = Codec(network, network.frozen(), "uint8").calibrated_on([x[:20], x[20:]])
     codes = exact.encode(x)
     error = (coarse.floats(coarse.encode(x)) - codes).abs()
     for channel in range(3):
@@ -51,7 +51,7 @@ def test_a_byte_is_off_by_half_a_step_of_its_channel_at_most() -> None:
     beyond = coarse.encode(x * 3)
     assert (beyond == 255).any()
     assert (beyond == 0).any()
-    half = Codec.of(network, "float16", "running")
+    half = Codec(network, network.frozen(), "float16")
     torch.testing.assert_close(half.floats(half.encode(x)), codes, rtol=1e-3, atol=1e-4)
 
 

@@ -7,6 +7,7 @@ from generative_learner import batch, learner, observed, previous, restored, ret
 from torch import nn
 
 from rehearse.errors import InvalidInput
+from rehearse.lab.measurements import retrieve
 from rehearse.latent import Elbo, LatentSearch, View, divergence, entropy, gaussian_kl
 from rehearse.learners import Coefficients, LatentRetrieval
 from rehearse.learners.generative.objectives import generator_objective, soft_cross_entropy
@@ -126,7 +127,7 @@ def test_samples_for_the_generator_are_ordered_by_their_interference(monkeypatch
     ours.end_task()
     monkeypatch.setattr(LatentRetrieval, "__call__", noted)
     monkeypatch.setattr(LatentRetrieval, "view_ahead", viewed)
-    retrieved = ours.retrieve(*batch(5)).generator
+    retrieved = retrieve(ours, *batch(5)).generator
     (z, interference), generator = found[0], previous(ours)[1]
     with torch.no_grad():
         networks = generator, restored(ours.generator, ahead[0].tensors)

@@ -30,7 +30,7 @@ def test_mlp_matches_its_formula():
     x = torch.randn(7, 1, 2, 3)
     w1, b1, w2, b2, w3, b3 = model.parameters()
     hidden = F.relu(F.relu(x.reshape(7, 6) @ w1.T + b1) @ w2.T + b2)
-    torch.testing.assert_close(model.features(x), hidden)
+    torch.testing.assert_close(model.body(x), hidden)
     torch.testing.assert_close(model(x), hidden @ w3.T + b3)
 
 
@@ -42,7 +42,7 @@ def test_mlp_without_hidden_layers_is_linear():
 
 @pytest.mark.parametrize("options", [{"in_features": 0}, {"hidden": (4, 0)}, {"classes": 0}])
 def test_invalid_mlps(options):
-    with pytest.raises(InvalidInput, match="at least one unit"):
+    with pytest.raises(InvalidInput, match=r"(in_features|hidden|classes) is"):
         MLP(**options)
 
 
@@ -58,9 +58,9 @@ def test_resnet_head_fits_the_input(shape, inputs):
     model = ReducedResNet18(classes=7, input_shape=shape).eval()
     x = torch.randn(2, *shape)
     assert model.head.in_features == inputs
-    assert model.features(x).shape == (2, inputs)
+    assert model.body(x).shape == (2, inputs)
     assert model(x).shape == (2, 7)
-    assert torch.equal(model(x), model.head(model.features(x)))
+    assert torch.equal(model(x), model.head(model.body(x)))
 
 
 @pytest.mark.parametrize("side", [28, 30])

@@ -178,16 +178,18 @@ def test_if_fewer_samples_than_the_budget_are_stored_all_are_retrieved() -> None
     "retrieval",
     [Uniform(), Uniform(7), MostInterfered(), MostInterfered(None, "mi2"), MostInterfered(every=2), HighestLoss()],
 )
-def test_without_eligible_samples_nothing_is_retrieved_or_drawn(retrieval: Any) -> None:
-    model, engine, _ = setting()
-    gradient = gradient_of(model, incoming())
-    empty, own = ReservoirMemory(5), ReservoirMemory(5)
-    own.add(torch.randn(3, 8), torch.tensor([0, 1, 2]), task=4)
-    before = frozen(own.state_dict())
-    assert retrieval(empty, incoming(), gradient, engine, 5) == (None, None)
-    assert retrieval(own, incoming(4), gradient, engine, 5) == (None, None)
-    assert_same(own.state_dict(), before)
-    assert engine.network.samples_passed == 0
+def test_without_eligible_samples_nothing_is_retrieved_drawn_or_passed(retrieval: Any) -> None:
+    """The learner does not ask: of an empty memory, and of one that holds samples of the incoming task alone."""
+    model, _, _ = setting()
+    memory = ReservoirMemory(50)
+    learner = Replay(model, torch.optim.SGD(model.parameters(), lr=RATE), memory, retrieval, budget=5)
+    before = memory.state_dict()["sampling"]
+    for _ in range(2):
+        step = learner.observe(incoming().x, incoming().y, 4)
+        assert (step.replayed, step.replayed_loss, step.interference) == (None, None, None)
+    assert memory.state_dict()["sampling"] == before
+    assert learner.samples_passed == 20
+    assert learner.observe(incoming().x, incoming().y, 5).replayed is not None
 
 
 def test_with_fewer_candidates_than_the_budget_all_candidates_are_retrieved() -> None:

@@ -135,7 +135,7 @@ def test_diagnose_speaks_of_the_contrastive_loss() -> None:
 def test_invalid_arguments_and_batches() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), LR)
-    with pytest.raises(InvalidType, match="must be a Memory"):
+    with pytest.raises(InvalidType, match="must be an instance of Memory"):
         SCR(model, optimizer, [])  # type: ignore[arg-type]
     for wrong in ({"temperature": 0}, {"temperature": -1}, {"budget": 0}, {"head": "projection"}):
         with pytest.raises(InvalidInput, match=next(iter(wrong))):

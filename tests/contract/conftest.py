@@ -79,6 +79,7 @@ GENERATIVE = ("gen", "gen-mir")
 ENGINES = ("finetune", "er", "er-mir", "er-mir-head", *GENERATIVE)  # methods that something in fast/ computes
 
 Stream = list[tuple[Tensor, Tensor, int]]
+OnStep = Callable[[int, int], None] | None
 
 
 def network_of(method: str) -> str:
@@ -127,12 +128,13 @@ def make(method: str, *, network: str | None = None, seed: int = 0, lr: float = 
     return build(spec, Problem(CLASSES, TASKS, SHAPE, prepare_unit, NETWORKS[network or network_of(method)]))
 
 
-def run(learner: Learner, stream: Stream, start: int = 0, stop: int | None = None) -> None:
-    """Observe batches ``start`` to ``stop``, and begin and end the tasks as a run does."""
+def run(learner: Learner, stream: Stream, start: int = 0, stop: int | None = None, on_step: OnStep = None) -> None:
+    """Observe batches ``start`` to ``stop``, and begin (see `Learner.begin_task`) and end the tasks as a run does."""
     for number, (x, y, task) in list(enumerate(stream))[start:stop]:
         if number == 0 or stream[number - 1][2] != task:
             mine = [batch for batch in stream if batch[2] == task]
-            learner.begin_task(Batch(torch.cat([b[0] for b in mine]), torch.cat([b[1] for b in mine]), task), task)
+            data = Batch(torch.cat([b[0] for b in mine]), torch.cat([b[1] for b in mine]), task)
+            learner.begin_task(data, task, on_step)
         learner.observe(x, y, task)
         if number + 1 == len(stream) or stream[number + 1][2] != task:
             learner.end_task()

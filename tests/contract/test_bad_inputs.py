@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from interrupting import state_of
+from small_learners import SETTINGS
 from torch import Tensor, nn
 
 from rehearse import (
@@ -185,16 +188,22 @@ class Chance:
         return self.good_y(n) if self.often(0.6) else self.spoiled(self.good_y(n))
 
     def task(self, n: int) -> Any:
-        if self.often(0.7):
-            return self.choose(None, 0, 1) if self.kind not in ("gem", "agem", "icarl") else self.choose(0, 1, 2)
+        return self.good_task() if self.often(0.7) else self.bad_task(n)
+
+    def good_task(self) -> Any:
+        return self.choose(None, 0, 1) if self.kind not in ("gem", "agem", "icarl") else self.choose(0, 1, 2)
+
+    def bad_task(self, n: int) -> Any:
         return self.choose(
             -1, 10**12, 2**70, 1.0, 0.5, "0", True, torch.tensor(1), torch.tensor([0, 1]), np.int32(1), [0] * n, [0, 1],
             list(range(n)), torch.zeros(n), torch.full((n,), -1), [None] * n, object(), torch.zeros(n, 1).long(),
         )  # fmt: skip
 
     def id(self, n: int) -> Any:
-        if self.often(0.8):
-            return None
+        return None if self.often(0.8) else self.bad_id(n)
+
+    def bad_id(self, n: int) -> Any:
+        """Ids of every kind, valid ones among them."""
         return self.choose(range(n), [str(i % 3) for i in range(n)], [None] * n, torch.arange(n), "ann", 3, [1.5] * n,
                            [1], torch.zeros(n), [2**70] * n, np.arange(n), object())  # fmt: skip
 
@@ -250,7 +259,7 @@ def fingerprint(learner: Learner) -> bytes:
         else:
             digest.update(repr(value).encode())
 
-    feed(learner.state_dict())
+    feed(state_of(learner))
     feed([module.training for module in learner.model.modules()])
     feed([parameter.grad for parameter in learner.model.parameters()])
     return digest.digest()
@@ -310,3 +319,64 @@ def test_a_single_stored_sample_does_not_stop_a_model_with_batchnorm() -> None:
     learner.remember([(x[:1], y[:1])])
     assert learner.observe(x, y).replayed is None
     assert learner.observe(x, y).replayed is not None
+
+
+@pytest.mark.parametrize(
+    "predicate", [3, "text", lambda samples: None, lambda samples: "text", lambda samples: samples.y]
+)
+def test_a_predicate_that_is_none_is_refused(predicate: Any) -> None:
+    learner = build("er")
+    learner.observe(torch.randn(4, FEATURES), torch.arange(4) % CLASSES)
+    with pytest.raises(RehearseError, match="predicate"):
+        learner.forget(predicate=predicate)
+
+
+def test_any_string_is_an_id() -> None:
+    learner = build("er")
+    learner.observe(torch.randn(2, FEATURES), torch.tensor([0, 1]), id=["\ud800", "\udfff"])
+    assert learner.forget(ids=["\ud800"]) == 1
+
+
+def test_a_single_number_is_no_data_to_remember() -> None:
+    with pytest.raises(RehearseError, match="must yield"):
+        build("er").remember(torch.tensor(3.0))
+
+
+@pytest.mark.parametrize("capacity", [0, 2**48, 2**63, 2**70])
+def test_a_capacity_beyond_all_memories_is_refused(capacity: int) -> None:
+    with pytest.raises(RehearseError, match="capacity"):
+        ReservoirMemory(capacity)
+
+
+@pytest.mark.parametrize("classes", [0, 2**31, 2**63, 2**70])
+def test_a_head_beyond_all_heads_is_refused(classes: int) -> None:
+    with pytest.raises(RehearseError, match="cannot be grown"):
+        build("dark").grow(classes)
+
+
+@pytest.mark.parametrize("batchnorm", [{}, [], None, 3, "other"])
+def test_an_unknown_policy_of_batchnorm_is_refused(batchnorm: Any) -> None:
+    model = plain()
+    with pytest.raises(RehearseError, match="batchnorm"):
+        Replay(model, sgd(model), ReservoirMemory(3), batchnorm=batchnorm)
+
+
+def test_one_sample_without_a_batch_dimension_has_no_classes() -> None:
+    for source in (build("er"), build("er").predictor()):
+        for call in (source.predict, source.predict_proba):
+            with pytest.raises(RehearseError, match="batch dimension"):
+                call(torch.randn(FEATURES))
+
+
+def test_samples_with_nothing_in_them_are_refused() -> None:
+    learner = build("agem")
+    for call in (learner.predict, lambda x: learner.observe(x, torch.tensor([0, 1]), 0)):
+        with pytest.raises(RehearseError, match="nothing in"):
+            call(torch.zeros(2, 0))
+
+
+@pytest.mark.parametrize("y", [{}, [0, 1], torch.tensor(1), torch.zeros(3).long()])
+def test_a_task_whose_targets_do_not_fit_is_refused(y: Any, tmp_path: Path) -> None:
+    learner = SETTINGS["CodeReplay True True adam 1"](tmp_path).learner
+    with pytest.raises(RehearseError):
+        learner.begin_task(Batch(torch.rand(2, 1, 2, 4), y, 7), 7)

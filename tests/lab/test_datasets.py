@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -157,30 +156,16 @@ def write_binary(root: Path, files: Any, monkeypatch: pytest.MonkeyPatch) -> Pat
     folder = root / "cifar10/cifar-10-batches-bin"
     folder.mkdir(parents=True)
     checksums = {}
-    for name, (pixels, labels) in zip(cifar10.BINARY.files, files, strict=True):
+    for name, (pixels, labels) in zip(cifar10.FILES, files, strict=True):
         content = np.concatenate([labels[:, None], pixels], axis=1).tobytes()
         (folder / name).write_bytes(content)
         checksums[name] = sha256(content)
-    monkeypatch.setattr(cifar10, "BINARY", cifar10.Version(cifar10.BINARY.folders, checksums))
+    monkeypatch.setattr(cifar10, "FILES", checksums)
     return folder
 
 
-def write_pickled(root: Path, files: Any, monkeypatch: pytest.MonkeyPatch, wrap: Any = lambda record: record) -> Path:
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir(parents=True)
-    checksums = {}
-    for name, (pixels, labels) in zip(cifar10.PYTHON.files, files, strict=True):
-        record = {b"batch_label": b"a label", b"labels": labels.tolist(), b"data": pixels, b"filenames": [b"a.png"]}
-        content = pickle.dumps(wrap(record), protocol=2)
-        (folder / name).write_bytes(content)
-        checksums[name] = f"md5:{hashlib.md5(content).hexdigest()}"
-    monkeypatch.setattr(cifar10, "PYTHON", cifar10.Version(cifar10.PYTHON.folders, checksums))
-    return folder
-
-
-@pytest.mark.parametrize("write", [write_binary, write_pickled])
-def test_cifar10_is_read(tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch, write: Any) -> None:
-    write(tmp_path, pictures, monkeypatch)
+def test_cifar10_is_read(tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_binary(tmp_path, pictures, monkeypatch)
     dataset = load("cifar10", tmp_path)
     assert dataset.x.shape == (120, 3, 32, 32)
     assert np.array_equal(dataset.x.reshape(120, 3072), np.concatenate([pixels for pixels, _ in pictures]))
@@ -224,56 +209,6 @@ def test_labels_of_cifar10_beyond_nine_are_refused(
     write_binary(tmp_path, pictures, monkeypatch)
     with pytest.raises(DataError, match=r"data_batch_3.bin holds labels outside 0 to 9"):
         load("cifar10", tmp_path)
-
-
-class Bomb:
-    """Unpickled, it would make a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_nothing_is_unpickled_before_its_checksum(
-    tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_pickled(tmp_path, pictures, monkeypatch) / "data_batch_1"
-    path.write_bytes(pickle.dumps({b"data": 0}))
-    monkeypatch.setattr(cifar10, "_ArraysOnly", lambda *_, **__: pytest.fail("it was unpickled"))
-    with pytest.raises(DataError, match=r"data_batch_1 .*md5"):
-        load("cifar10", tmp_path)
-
-
-def test_a_pickle_that_would_run_code_is_refused_even_with_the_right_checksum(
-    tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "exploded"
-    write_pickled(tmp_path, pictures, monkeypatch, wrap=lambda record: record | {b"x": Bomb(target)})
-    with pytest.raises(DataError, match="mkdir, which has no place in it"):
-        load("cifar10", tmp_path)
-    assert not target.exists()
-
-
-def test_a_pickle_of_another_shape_is_refused(tmp_path: Path, pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_pickled(tmp_path, pictures, monkeypatch, wrap=lambda record: record | {b"data": record[b"data"][:, 1:]})
-    with pytest.raises(DataError, match="does not hold 20 images"):
-        load("cifar10", tmp_path)
-
-
-def test_pickles_of_python_2_are_read() -> None:
-    """As Python 2 wrote them: byte strings without encoding, `numpy.core`, and 0 and 1 for the flags of a dtype."""
-    old = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-        b"(K\x01K\x03\x85cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-        b"\x89U\x03\x07\x08\x09tb."
-    )
-    import io
-
-    array = cifar10._ArraysOnly(io.BytesIO(old), encoding="bytes").load()
-    assert array.dtype == np.uint8
-    assert array.tolist() == [7, 8, 9]
 
 
 # Mini-ImageNet

@@ -278,9 +278,8 @@ def test_cifar10_is_fetched_and_unpacked(server: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr(cifar10, "ROWS", 2)
     content = bytes([1]) + bytes(3072) + bytes([9]) + bytes(3072)
     checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    version = cifar10.Version(cifar10.BINARY.folders, dict.fromkeys(cifar10.BINARY.files, checksum))
-    monkeypatch.setattr(cifar10, "BINARY", version)
-    members = [(tarfile.TarInfo(f"cifar-10-batches-bin/{name}"), content) for name in version.files]
+    monkeypatch.setattr(cifar10, "FILES", dict.fromkeys(cifar10.FILES, checksum))
+    members = [(tarfile.TarInfo(f"cifar-10-batches-bin/{name}"), content) for name in cifar10.FILES]
     server.files["/c.tar.gz"] = tar_of(tmp_path / "made.tar.gz", *members).read_bytes()
     md5 = hashlib.md5(server.files["/c.tar.gz"]).hexdigest()
     monkeypatch.setattr(fetch, "CIFAR10_ARCHIVE", Remote("c.tar.gz", (f"{server.address}/c.tar.gz",), f"md5:{md5}"))

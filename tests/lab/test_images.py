@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from rehearse.errors import InvalidInput
+from rehearse.lab.measurements import Retrieved
 from rehearse.lab.report.images import GAP, grid, reconstructions_figure, retrieved_figure
-from rehearse.learners.generative.retrieval import Retrieved
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -79,7 +79,7 @@ def enrol_first(memory: ExemplarMemory) -> None:
     """The end of a task: of each class the samples with the lowest numbers are its exemplars."""
     samples = memory.get(torch.from_numpy(memory.running()))
     samples = samples.take(samples.x[:, 0].argsort())
-    share = memory.share()
+    share = memory.share(samples)
     memory.enrol([samples.take((samples.y == y).nonzero().flatten()[:share]) for y in samples.y.unique()])
 
 

@@ -97,7 +97,7 @@ def rewrite(memory: Memory) -> None:
 
 
 def remove(memory: Memory) -> None:
-    memory._remove(memory.slots()[::2].numpy())
+    memory.discard(memory.slots()[::2].numpy())
 
 
 def end_task(memory: Memory) -> None:
@@ -183,7 +183,6 @@ def test_what_is_committed_stays(memory: Memory) -> None:
 
 POINTS: list[tuple[type, str]] = [
     (Changes, "note"),
-    (Rows, "_note"),
     (MappedFile, "_keep"),
     (Rows, "write"),
     (Rows, "erase"),

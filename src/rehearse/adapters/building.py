@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from ..batchnorm import BatchNormPolicy
-from ..checks import check_choice, is_number
+from ..checks import check_choice, check_positive, is_number
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
 from ..learners import Replay
@@ -31,13 +31,30 @@ MEMORIES: dict[str, type[Memory]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
+class Settings:
+    """The arguments that both adapters have. They are checked when a learner is built."""
+
+    network: Network = None
+    hidden: Sequence[int] = (100,)
+    memory: str = "reservoir"
+    memory_size: int = 1000
+    retrieval: str = "most-interfered"
+    candidates: int | None = 50
+    budget: int = 10
+    updates: int = 1
+    optimizer: str = "adam"
+    learning_rate: float = 0.005
+    batch_size: int = 10
+
+
 def build_learner(
-    of: Any, input_shape: tuple[int, ...], classes: int, seed: int, batchnorm: str | BatchNormPolicy = "auto"
+    of: Settings, input_shape: tuple[int, ...], classes: int, seed: int, batchnorm: str | BatchNormPolicy = "auto"
 ) -> Replay:
     """Return a learner for that many classes; a network with fewer outputs is grown, one with more keeps the others.
 
     Args:
-        of: An adapter: its attributes are the settings, whose values may be of any type.
+        of: The settings.
         input_shape: The shape of a sample.
         classes: The number of classes.
         seed: Of initial weights, memory and learner.
@@ -49,17 +66,16 @@ def build_learner(
         raise InvalidInput(f"learning_rate is {rate!r}; it must be positive")
     retrieval: Retrieval = Uniform()
     if of.retrieval == "most-interfered":
-        candidates = None if of.candidates is None else whole("candidates", of.candidates)
         # Adam's step is nothing like gradient descent with its learning rate: look ahead to the one that is taken.
-        retrieval = MostInterfered(candidates, virtual_step="sgd" if of.optimizer == "sgd" else "optimizer")
-    model = _build_network(of.network, input_shape, classes, of.hidden, seed)
+        retrieval = MostInterfered(of.candidates, virtual_step="sgd" if of.optimizer == "sgd" else "optimizer")
+    model = _build_network(of, input_shape, classes, seed)
     learner = Replay(
         model,
         OPTIMIZERS[of.optimizer](model.parameters(), lr=float(rate)),
-        MEMORIES[of.memory](whole("memory_size", of.memory_size), seed=seed),
+        MEMORIES[of.memory](of.memory_size, seed=seed),
         retrieval,
-        budget=whole("budget", of.budget),
-        updates=whole("updates", of.updates),
+        budget=of.budget,
+        updates=of.updates,
         batchnorm=batchnorm,
         seed=seed,
     )
@@ -68,34 +84,25 @@ def build_learner(
     return learner
 
 
-def check_choices(of: Any) -> None:
-    """Refuse names that do not exist."""
+def check_choices(of: Settings) -> None:
+    """Refuse names that do not exist, and sizes that are none."""
+    check_positive(memory_size=of.memory_size, batch_size=of.batch_size)
     check_choice(OPTIMIZERS, optimizer=of.optimizer)
     check_choice(MEMORIES, memory=of.memory)
     check_choice(("most-interfered", "uniform"), retrieval=of.retrieval)
 
 
-def whole(name: str, value: Any, least: int | None = None) -> int:
-    """Return an integer of any type as an int: parameter searches hand in numpy's."""
-    try:
-        number = operator.index(value)
-    except TypeError as problem:
-        raise InvalidType(f"{name} is {value!r}; it must be an integer") from problem
-    if least is not None and number < least:
-        raise InvalidInput(f"{name} is {number}; it must be at least {least}")
-    return number
-
-
-def _build_network(network: Network, input_shape: tuple[int, ...], classes: int, hidden: Any, seed: int) -> nn.Module:
+def _build_network(of: Settings, input_shape: tuple[int, ...], classes: int, seed: int) -> nn.Module:
     """Return a copy of the user's module, or a new network whose weights are drawn from the seed."""
+    network, hidden = of.network, of.hidden
     if isinstance(network, nn.Module):
         return copy.deepcopy(network)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(seed_sequence(seed, "init").generate_state(1)[0]))
         if network is None:
-            if isinstance(hidden, str) or not isinstance(hidden, Iterable):
+            if not isinstance(hidden, Iterable):
                 raise InvalidType(f"hidden is {hidden!r}; it must be the units of each hidden layer, as in (100,)")
-            return MLP(math.prod(input_shape), [whole("hidden", units, least=1) for units in hidden], classes)
+            return MLP(math.prod(input_shape), hidden, classes)
         if not callable(network):
             raise InvalidType(f"network must be a module or a function that makes one, this is {network!r}")
         made = network(input_shape, classes)

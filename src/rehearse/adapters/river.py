@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..errors import InvalidInput, InvalidType, MissingExtra
-from ..heads import outputs
+from ..heads import linear_layers, outputs
 from ..learners import Replay
-from .building import Network, build_learner, check_choices, whole
-from .inputs import input_width, widen_inputs
+from ..random import seed_sequence
+from .building import Settings, build_learner, check_choices
 
 try:
     import pandas as pd
@@ -25,7 +27,8 @@ Features = Mapping[Hashable, Any]
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class RehearsalClassifier(Settings, base.MiniBatchClassifier):  # type: ignore[misc]
     """A neural network that learns from one sample after the other and replays what it would otherwise forget.
 
     Samples wait in a queue until there are ``batch_size`` of them; then one step is taken with stored samples beside
@@ -76,30 +79,12 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     """
 
-    def __init__(
-        self,
-        network: Network = None,
-        hidden: tuple[int, ...] = (100,),
-        memory: str = "reservoir",
-        memory_size: int = 1000,
-        retrieval: str = "most-interfered",
-        candidates: int | None = 50,
-        budget: int = 10,
-        updates: int = 1,
-        optimizer: str = "adam",
-        learning_rate: float = 0.005,
-        batch_size: int = 10,
-        seed: int | None = None,
-    ) -> None:
-        self.network, self.hidden = network, hidden
-        self.memory, self.memory_size = memory, memory_size
-        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
-        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
-        self.seed = seed
-        whole("batch_size", batch_size, least=1)
-        if seed is not None:
-            whole("seed", seed, least=0)
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
         check_choices(self)
+        if self.seed is not None:
+            seed_sequence(self.seed, "init")  # refuses what is no seed
         self._features: dict[Hashable, int] = {}  # the column of each feature
         self._labels: dict[Hashable, int] = {}  # the output of each label
         self._waiting: list[tuple[dict[Hashable, float], int]] = []
@@ -124,8 +109,6 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
 
     def predict_proba_one(self, x: Features, **kwargs: Any) -> dict[Hashable, float]:
         """Return the probability of each label seen so far; empty before the first."""
-        if not self._labels:
-            return {}
         return dict(zip(self._labels, self._probabilities([numbers(x)])[0].tolist(), strict=True))
 
     def predict_proba_many(self, X: pd.DataFrame) -> pd.DataFrame:
@@ -173,10 +156,8 @@ class RehearsalClassifier(base.MiniBatchClassifier):  # type: ignore[misc]
     def _matrix(self, rows: Sequence[dict[Hashable, float]], width: int) -> Tensor:
         matrix = np.zeros((len(rows), width), dtype=np.float32)
         for number, row in enumerate(rows):
-            for name, value in row.items():
-                column = self._features.get(name)
-                if column is not None:
-                    matrix[number, column] = value
+            for name in row.keys() & self._features.keys():
+                matrix[number, self._features[name]] = row[name]
         return torch.from_numpy(matrix)
 
     def _probabilities(self, rows: list[dict[Hashable, float]]) -> np.ndarray[Any, Any]:
@@ -222,3 +203,32 @@ def checked_label(label: Any) -> Hashable:
 
 def _rows(X: pd.DataFrame) -> list[dict[Hashable, float]]:
     return [numbers(row) for row in X.to_dict("records")]
+
+
+def input_width(learner: Replay) -> int:
+    """Return how many features the first layer takes."""
+    return _first_linear(learner.model).in_features
+
+
+def widen_inputs(learner: Replay, features: int) -> None:
+    """Let samples have ``features`` features: new weights, optimizer state and stored values are zero.
+
+    A feature that was never there is one that was always zero, and a weight of zero says the same: predictions and
+    everything learned stay, and the gradient of the new weights is that of any other.
+    """
+    layer = _first_linear(learner.model)
+    weight, added = layer.weight, features - layer.in_features
+    if added <= 0:
+        return
+    for name, value in learner.optimizer.state.get(weight, {}).items():
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            learner.optimizer.state[weight][name] = F.pad(value, (0, added))
+    weight.data = F.pad(weight.data, (0, added))
+    layer.in_features = features
+    memory = learner.memory.state_dict()
+    if memory["x"] is not None:
+        learner.memory.load_state_dict({**memory, "x": F.pad(memory["x"], (0, added))})
+
+
+def _first_linear(model: nn.Module) -> nn.Linear:
+    return next(iter(linear_layers(model).values()))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..checks import check_positive
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
 from ..learners import Replay
-from .building import Network, build_learner, whole
+from .building import Settings, build_learner
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -22,7 +23,8 @@ except ImportError as problem:
     raise MissingExtra("scikit-learn", "sklearn") from problem
 
 
-class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A neural network that keeps learning, with a memory of earlier samples.
 
     `partial_fit` takes the samples in their order, ``batch_size`` at a time, each once, and replays stored ones beside
@@ -57,35 +59,15 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         n_features_in_: Columns of the inputs.
     """
 
-    def __init__(
-        self,
-        network: Network = None,
-        *,
-        hidden: Sequence[int] = (100,),
-        memory: str = "reservoir",
-        memory_size: int = 1000,
-        retrieval: str = "most-interfered",
-        candidates: int | None = 50,
-        budget: int = 10,
-        updates: int = 1,
-        optimizer: str = "adam",
-        learning_rate: float = 0.005,
-        batch_size: int = 10,
-        epochs: int = 10,
-        random_state: Any = None,
-    ) -> None:
-        self.network, self.hidden = network, hidden
-        self.memory, self.memory_size = memory, memory_size
-        self.retrieval, self.candidates, self.budget, self.updates = retrieval, candidates, budget, updates
-        self.optimizer, self.learning_rate, self.batch_size = optimizer, learning_rate, batch_size
-        self.epochs, self.random_state = epochs, random_state
+    epochs: int = 10
+    random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> RehearsalClassifier:
         """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
         X, y = self._samples_and_labels(X, y, first=True)
-        epochs = whole("epochs", self.epochs, least=1)
+        check_positive(epochs=self.epochs)
         self._start(X, np.unique(y))
-        for _ in range(epochs):
+        for _ in range(self.epochs):
             order = self._order.permutation(len(X))
             self._learn(X[order], y[order])
         return self
@@ -98,7 +80,10 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         first = "learner_" not in vars(self)
         X, y = self._samples_and_labels(X, y, first=first)
-        labels = np.unique(y) if classes is None else self._announced(classes, y, first=first)
+        labels = np.unique(y if classes is None else classes)
+        missing = np.setdiff1d(y, labels if first or classes is None else np.union1d(labels, self.classes_))
+        if len(missing):
+            raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
         if first:
             self._start(X, labels)
         else:
@@ -132,24 +117,14 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dtype = new if first else self._dtype
         if dtype.kind in "iu" and X.dtype != dtype:
             raise InvalidInput(f"the samples before were {dtype}, these are {X.dtype}; convert them first")
-        if X.dtype == dtype:
-            return np.array(X)  # torch needs samples that are its own and writable
         with np.errstate(over="ignore"):
-            samples = X.astype(dtype)
+            samples = X.astype(dtype)  # a copy in any case: torch needs samples that are writable
         if not np.isfinite(samples).all():
             raise InvalidInput("X has values too large for float32; scale it first")
         return samples
 
-    def _announced(self, classes: Any, y: np.ndarray[Any, Any], *, first: bool) -> np.ndarray[Any, Any]:
-        announced = np.unique(np.asarray(classes))
-        missing = np.setdiff1d(y, announced if first else np.union1d(announced, self.classes_))
-        if len(missing):
-            raise InvalidInput(f"y has labels that classes does not name: {missing.tolist()}")
-        return announced
-
     def _start(self, X: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        whole("batch_size", self.batch_size, least=1)
         self.learner_: Replay = build_learner(self, X.shape[1:], len(labels), seed)
         self._order = np.random.default_rng(seed)
         self._dtype = X.dtype
@@ -172,7 +147,8 @@ class RehearsalClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _learn(self, X: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
         samples = torch.from_numpy(X)
         targets = torch.from_numpy(self._outputs[np.searchsorted(self.classes_, y)])
-        size = whole("batch_size", self.batch_size, least=1)
+        check_positive(batch_size=self.batch_size)
+        size = self.batch_size
         starts = [*range(0, len(X), size)]
         if len(X) > size > 1 and len(X) % size == 1 and self.learner_.network.has_batchnorm:
             starts.pop()  # a lone sample has no variance for batch-norm: it goes with the batch before

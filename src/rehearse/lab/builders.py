@@ -28,6 +28,7 @@ from ..retrieval import HighestLoss, MostInterfered, Retrieval, Uniform
 from ..transforms import Chain, Color, Crop, Flip, Transform
 from .batchnorm import Published
 from .draws import Draws
+from .limits import few_parameters
 from .spec import Plain, Spec
 
 
@@ -65,7 +66,7 @@ def given(**settings: Any) -> dict[str, Any]:
 
 def drawn(make: Callable[[], nn.Module], spec: Spec, problem: Problem, name: str = "init") -> nn.Module:
     """Return a network whose initial weights come from the run's seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), few_parameters():
         torch.manual_seed(int(seed_sequence(spec.seed, name).generate_state(1)[0]))
         return make().to(problem.device)
 

@@ -33,8 +33,6 @@ class Draws:
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the samples of all draws, highest interference first."""
-        if memory.eligible(incoming.task) == 0:
-            return Retrieved()
         if self.draws == 1:
             return Retrieved(*self.retrieval(memory, incoming, gradient, engine, budget))
         found = [self.retrieval(memory, incoming, gradient, engine, budget) for _ in range(self.draws)]

@@ -20,6 +20,7 @@ from ..batch import Batch
 from ..errors import CheckpointError
 from ..learners import Step
 from .environment import environment, peak_memory
+from .limits import check_plain, enough_memory
 from .methods import find_method, preparation_key
 from .predictors import alternative_predictors, own_metrics
 from .preparations import Cost, Preparation
@@ -235,10 +236,18 @@ class Run:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
+        matrices = _arrays(state["matrices"], self.matrices)
+        alternatives = {name: _arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
+        position, begun, extra, places = (state[name] for name in ("position", "begun", "extra", "environments"))
+        floats = [*state["cost"], *(value for table in extra for value in table.values())]
+        check_plain([position, begun, state["cost"], places])
+        if {type(position), type(begun or 0)} != {int} or {type(value) for value in floats} != {float} or position < 0:
+            raise CheckpointError("its place in the stream, its cost, or what was measured is no such number")
+        if state["learner"].get("left_out", {"rows": 0})["rows"] > (self.spec.capacity or 0):
+            raise CheckpointError("its memory holds more samples than that of this run")
         self.learner.load_state_dict(with_inputs(state["learner"], self.stream))
-        self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
-        self.matrices = _arrays(state["matrices"])
-        self.alternatives = {name: _arrays(matrices) for name, matrices in state["alternatives"].items()}
+        self.position, self.begun, self.extra = position, begun, extra
+        self.matrices, self.alternatives = matrices, alternatives
         for name, seconds in zip(COSTS, state["cost"], strict=True):
             setattr(self, name, seconds)
         self.earlier = [place for place in state["environments"] if place != environment()]
@@ -296,10 +305,16 @@ def _lists(matrices: Mapping[str, metrics.Array]) -> dict[str, Any]:
     return {name: matrix.tolist() for name, matrix in matrices.items()}
 
 
-def _arrays(lists: Mapping[str, Any]) -> dict[str, metrics.Array]:
-    return {name: np.array(matrix) for name, matrix in lists.items()}
+def _arrays(lists: Mapping[str, Any], like: Mapping[str, metrics.Array]) -> dict[str, metrics.Array]:
+    arrays = {name: np.array(lists[name]) for name in like}
+    for name, matrix in arrays.items():
+        known = matrix.shape == like[name].shape and matrix.dtype == np.float64
+        if not known or not (np.isnan(matrix) | (matrix >= 0) & (matrix <= 1)).all():
+            raise CheckpointError(f"its accuracies on the {name} sets are not those of this run")
+    return arrays
 
 
+@enough_memory()
 def execute(
     spec: Spec,
     folder: Path | None = None,

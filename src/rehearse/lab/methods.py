@@ -8,7 +8,6 @@ for every entry.
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,7 +30,7 @@ from .builders import Problem as Problem
 from .extensions import find
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
 from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded
-from .spec import Plain, Spec, merge, stream_settings
+from .spec import LARGEST, Plain, Spec, merge, stream_settings
 from .streams import STREAMS
 
 COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
@@ -253,21 +252,23 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     for name in COMMON - known.uses:
         values[name] = None
     if known.candidates is not None and values.get("candidates") is None:
-        replayed = (values.get("budget") or 0) // values["options"].get("copies", 1)
-        values["candidates"] = max(known.candidates, replayed)
+        values["candidates"] = max(known.candidates, _replayed(values) or 0)
     _check_candidates(values)
     values.update(method_version=known.version, stream_version=definition.version)
     return Spec(method=method, stream=stream, **values)
 
 
 def _check_candidates(values: Mapping[str, Any]) -> None:
-    candidates, budget, copies = values.get("candidates"), values.get("budget"), values["options"].get("copies", 1)
-    if not all(isinstance(value, int) for value in (candidates, budget, copies)):
-        return  # all of them, or nothing that a spec takes
-    replayed = budget // max(copies, 1)
-    if candidates < replayed:
+    candidates, replayed = values.get("candidates"), _replayed(values)
+    if isinstance(candidates, int) and replayed is not None and candidates < replayed:
         few = f"{candidates} candidates are fewer than the {replayed} samples to replay"
         raise InvalidInput(f"{few}; raise candidates or lower budget")
+
+
+def _replayed(values: Mapping[str, Any]) -> int | None:
+    """Return how many samples are retrieved; None if that is no number yet: the spec will say what is wrong."""
+    budget, copies = values.get("budget"), values["options"].get("copies", 1)
+    return budget // max(copies, 1) if isinstance(budget, int) and isinstance(copies, int) else None
 
 
 def precision_of(spec: Spec) -> str:
@@ -301,8 +302,8 @@ def _checked_option(name: str, value: Any, default: Plain) -> Any:
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} is {value!r}; it must be true or false")
     elif isinstance(default, int | float) or isinstance(value, float):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidInput(f"{name} is {value!r}; it must be a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise InvalidInput(f"{name} is {value!r}; it must be a number, at most {LARGEST:g}")
         if name.endswith("_lr") and value <= 0:
             raise InvalidInput(f"{name} is {value!r}; a learning rate is a positive number")
         if isinstance(default, float):

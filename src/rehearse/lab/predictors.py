@@ -12,6 +12,7 @@ from ..batch import Tree, checked_inputs, tree_parts
 from ..batchnorm import Recalibrated
 from ..learners import CodeReplay, GenerativeReplay, Learner
 from .batchnorm import Published
+from .measurements import generator_losses, reconstruction_errors
 
 REAL_TEST: Final = "real-test"
 """The predictor of a `CodeReplay` that sees inputs as they are."""
@@ -43,10 +44,10 @@ def own_metrics(learner: Learner, x: Tree) -> dict[str, float]:
     Table 5 of the paper calls the negative ELBO; for an autoencoder the mean squared error.
     """
     if isinstance(learner, CodeReplay):
-        return {"reconstruction": learner.reconstruction_errors(x).mean().item()}
+        return {"reconstruction": reconstruction_errors(learner, x).mean().item()}
     if not isinstance(learner, GenerativeReplay):
         return {}
-    losses = learner.generator_losses(x)
+    losses = generator_losses(learner, x)
     reconstruction, kl = losses.reconstruction.double().mean().item(), losses.kl.double().mean().item()
     return {
         "reconstruction": reconstruction,

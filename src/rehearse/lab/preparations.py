@@ -102,7 +102,7 @@ class Preparation:
         with contextlib.suppress(OSError, RehearseError):
             self.file.parent.mkdir(parents=True, exist_ok=True)
             prepared = {"prepared": _prepared(self.learner.state_dict()), "task": self.task}
-            write_state(self.file, {**prepared, "cost": astuple(cost), "maker": maker})
+            write_state(self.file, {**prepared, "cost": astuple(cost), "maker": maker}, mode=0o600)
 
 
 TRAINED: Final = ("autoencoder", "random", "seed", "codec", "steps", "begun", "prepared_task", "input")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -15,12 +14,15 @@ import numpy as np
 from ..batch import Batch
 from ..checkpoint import read_state, write_state
 from ..errors import CheckpointError
-from ..files import remove_unfinished, write_whole
+from ..files import append, remove_unfinished, sync, write_whole
 from ..learners import Step
 from .environment import environment
+from .limits import LARGEST
 
 if TYPE_CHECKING:
     from .experiment import Run
+
+BLOCK = 8192  # bytes of metrics that reach the file together
 
 
 def resume(run: Run, folder: Path) -> str | None:
@@ -38,8 +40,8 @@ def resume(run: Run, folder: Path) -> str | None:
         run.metrics_offset = int(state["metrics_offset"])
         if not metrics_path.exists() or metrics_path.stat().st_size < run.metrics_offset:
             raise CheckpointError(f"{metrics_path} is shorter than it was at the checkpoint")
-    except (ValueError, KeyError, TypeError) as problem:
-        if isinstance(problem.__cause__, OSError):
+    except Exception as problem:  # whatever a stranger, or another version, has left there
+        if isinstance(problem, OSError) or isinstance(problem.__cause__, OSError):
             raise
         path.replace(path.with_name("checkpoint.refused"))
         return f"{path} is refused, the run starts over: {problem}"
@@ -54,9 +56,9 @@ class RunLog:
         folder.mkdir(parents=True, exist_ok=True)
         _write_json(folder / "spec.json", run.spec.to_dict())
         _write_json(folder / "environment.json", environment())
-        self._metrics = open(folder / "metrics.jsonl", "r+b" if (folder / "metrics.jsonl").exists() else "w+b")  # noqa: SIM115
-        self._metrics.truncate(run.metrics_offset)  # lines of steps after the checkpoint will be written again
-        self._metrics.seek(run.metrics_offset)
+        self._metrics, self._lines = folder / "metrics.jsonl", b""
+        self._metrics.touch()
+        os.truncate(self._metrics, run.metrics_offset)  # lines of steps after the checkpoint will be written again
         self._last = time.monotonic()
         self._last_position = run.position
 
@@ -78,7 +80,9 @@ class RunLog:
             self._write({"step": self.run.position, "evaluated_after_task": row, **rows, **self.run.extra[row]})
 
     def _write(self, line: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(plain(line)).encode() + b"\n")
+        self._lines += json.dumps(plain(line)).encode() + b"\n"
+        if len(self._lines) > BLOCK:
+            self._append()
 
     def checkpoint_if_due(self) -> None:
         settings = self.run.settings
@@ -90,31 +94,35 @@ class RunLog:
     def checkpoint(self) -> None:
         self._flush()
         state = self.run.state()
-        write_state(self.folder / "checkpoint", {"run": state, "metrics_offset": self._metrics.tell()})
+        whole = {"run": state, "metrics_offset": self._metrics.stat().st_size}
+        write_state(self.folder / "checkpoint", whole, mode=0o600)  # it may hold samples
         self.run.learner.confirm(state["learner"])
         self._last, self._last_position = time.monotonic(), self.run.position
 
     def close(self) -> None:
         self._flush()
-        self._metrics.close()
+
+    def _append(self) -> None:
+        append(self._metrics, self._lines)
+        self._lines = b""
 
     def _flush(self) -> None:
         """What was written is on the disk: a run that has its result has no checkpoint to write it again from."""
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        self._append()
+        sync(self._metrics)
 
     def finish(self, result: dict[str, Any]) -> None:
         _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})
 
 
 def plain(value: Any) -> Any:
-    """The value as JSON can hold it: not-a-number and infinity are undefined there."""
+    """The value as a result can hold it: not-a-number, infinity and what is nearly that are undefined there."""
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
     if isinstance(value, float | np.floating):
-        return float(value) if math.isfinite(value) else None
+        return float(value) if abs(float(value)) <= LARGEST else None
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
 
 

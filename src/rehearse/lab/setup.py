@@ -11,6 +11,7 @@ import torch
 from ..errors import InvalidInput
 from ..learners import Learner
 from ..precision import resolve_precision, supports_bfloat16
+from .limits import enough_memory
 from .methods import Problem, build, find_method, precision_of, prepare_for
 from .networks import make_network
 from .spec import Spec
@@ -33,6 +34,7 @@ def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
     return stream.iid(epochs) if epochs else stream
 
 
+@enough_memory()
 def spec_learner(spec: Spec, stream: Stream, device: str = "cpu") -> Learner:
     """Return the learner of a spec, or say why there is none."""
     if stream.n_classes is None or stream.input_shape is None:

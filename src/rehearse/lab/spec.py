@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
+from .limits import read_plain
 
 Plain = bool | int | float | str | None | list[Any]
+LARGEST = 3e38  # a number of a spec fits in float32
+MOST = {"seed": 2**63 - 1, "split_seed": 2**63 - 1, "tasks": 1_000}  # tasks: an accuracy for each pair of them
+MOST_OTHERWISE = 10_000_000  # of samples, for instance: the index of a memory of so many takes 0.2 GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +71,8 @@ class Spec:
         for name in ("tasks", "samples_per_task", "capacity", "updates", "budget"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
-        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr < float("inf"):
-            raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number")
+        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr <= LARGEST:
+            raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number, at most {LARGEST:g}")
         object.__setattr__(self, "lr", float(self.lr))  # 1 and 1.0 are one learning rate, and one key
         if self.candidates is not None and self.candidates != "all":
             _check_whole("candidates", self.candidates, 1, 'or "all"')
@@ -118,12 +122,16 @@ class Spec:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(part) for part in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    if isinstance(value, int | float):
+        return abs(value) <= LARGEST
+    return value is None or isinstance(value, str)
 
 
 def _check_whole(name: str, value: Any, least: int, otherwise: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least {least} {otherwise}".rstrip())
+    most = MOST.get(name, MOST_OTHERWISE)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        bounds = f"at least {least} and at most {most:,}"
+        raise InvalidInput(f"{name} is {value!r}; it must be a whole number, {bounds} {otherwise}".rstrip())
 
 
 # ------------------------------------------------------------------------------------------------------- settings
@@ -163,9 +171,8 @@ def load_spec_values(name_or_file: str) -> dict[str, Any]:
     if not path.is_file():
         raise InvalidInput(f"{name_or_file!r} is neither a file nor a named spec; named: {', '.join(named) or 'none'}")
     try:
-        text = path.read_text("utf-8")
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as problem:
+        values = read_plain(path)
+    except ValueError as problem:
         raise InvalidInput(f"{path} is no spec: {problem}") from problem
     if not isinstance(values, dict):
         raise InvalidInput(f"{path} is no spec: it must be a table of fields")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..batch import Step, Tree
-from ..checks import check_budget, check_rings, needs_two_samples
+from ..checks import check_budget, check_memory, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
 from ..undo import Operations, all_or_nothing, assign, run
@@ -50,7 +50,7 @@ class AGEM(Learner):
     ) -> None:
         """Build a learner around a model; see `Replay` for the arguments."""
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        check_rings(memory)
+        check_memory(memory, TaskRingMemory)
         super().__init__(network, loss, memory=memory, updates=updates)
         check_budget(budget, model)
         self.budget = budget

@@ -21,7 +21,7 @@ from ..described import Described, short
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..heads import Growth, find_head, growth
+from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
@@ -35,6 +35,8 @@ from .average import Average
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
+Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
+"""The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 
 
 class Learner(Described, ABC):
@@ -162,7 +164,7 @@ class Learner(Described, ABC):
         if self.progress.kind in ("labels", "values"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
         with self.lock, all_or_nothing(self.network) as commit:
-            if self.memory is not None and isinstance(classes, int) and classes > 0:
+            if self.memory is not None and isinstance(classes, int) and 0 < classes < MOST:
                 logits = find_head(self.model)[1].weight.new_zeros(1, classes)
                 self.memory.check_widths(columns_to_store(self.loss, logits))
             with self.network.random:
@@ -306,34 +308,20 @@ class Learner(Described, ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
-            plain, (virtual_step, layers) = self._diagnosing(batch), self._diagnosed_step()
-            passed = self._virtual_gradient(plain, batch)
+            plain, passed, virtual_step, layers = self._diagnosing(batch)
             # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
             parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
-            losses = [
-                plain.losses(self._readable(part), passed.gradient, virtual_step=virtual_step, layers=layers)
-                for part in parts
-            ]
+            losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
         before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
         interference, order = (after - before).sort(descending=True, stable=True)
         labels, tasks = torch.cat([part.y for part in parts]), torch.cat([torch.as_tensor(part.task) for part in parts])
         slots, labels, tasks, before, after = (values[order] for values in (slots, labels, tasks, before, after))
         return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)
 
-    def _diagnosing(self, batch: Batch) -> Plain:
-        """Return the engine that judges stored samples beside this batch; it leaves no statistics."""
-        return Plain(self.network, self.loss, Clean(), self.plain.prepare)
-
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        """Return which step `diagnose` looks ahead to, and which layers it moves."""
-        return "optimizer", "all"
-
-    def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
-        return plain.virtual_gradient(batch)
-
-    def _readable(self, stored: Batch) -> Batch:
-        """Return stored samples as `plain` takes them."""
-        return stored
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
+        """Return what `diagnose` judges stored samples by: the step on this batch that it looks ahead to."""
+        plain = Plain(self.network, self.loss, Clean(), self.plain.prepare)
+        return plain, plain.virtual_gradient(batch), "optimizer", "all"
 
     def diagnostics(self) -> dict[str, Any]:
         """Return what the method has measured of itself, as plain values. Nothing by default."""

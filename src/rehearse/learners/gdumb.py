@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree
-from ..checks import check_positive, needs_two_samples
+from ..batch import Step, Tree
+from ..checks import check_memory, check_positive, needs_two_samples
 from ..engine import Plain
-from ..errors import InvalidInput, InvalidType, NotFinite
+from ..errors import InvalidInput, NotFinite
 from ..heads import Growth
 from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
@@ -70,8 +70,7 @@ class GDumb(Learner):
             seed: Of the order of the samples, and of the random numbers that the model draws.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, ClassBalancedMemory):
-            raise InvalidType(f"the memory must be a ClassBalancedMemory, this is {memory!r}")
+        check_memory(memory, ClassBalancedMemory)
         super().__init__(network, loss, memory=memory)
         check_positive(epochs=epochs, batch=batch)
         if batch == 1 and needs_two_samples(model):
@@ -90,18 +89,14 @@ class GDumb(Learner):
             logits = self._pass(incoming.x, {})
             loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
             if len(incoming) > needs_two_samples(self.model):
-                self._check_trainable(incoming)
+                with borrowed(self.network.random):
+                    gradient = self.plain.virtual_gradient(incoming).gradient
+                if not math.isfinite(gradient.norm()):  # once stored, no training would succeed
+                    raise NotFinite("the gradient of these samples is not finite; scale them down first")
             columns = memory.check(incoming, **columns_to_store(self.loss, logits))
             memory.keep(incoming, columns)  # M
             commit(assign(self, progress=self.progress.after(incoming, 0)))
         return Step(loss)
-
-    def _check_trainable(self, incoming: Batch) -> None:
-        """Refuse samples whose gradient is not finite: once stored, no training would succeed."""
-        with borrowed(self.network.random):
-            gradient = self.plain.virtual_gradient(incoming).gradient
-        if not math.isfinite(gradient.norm()):
-            raise NotFinite("the gradient of these samples is not finite; scale them down first")
 
     def end_task(self) -> None:
         """Train the model from its initial weights on the memory, unless it has been trained on these samples."""
@@ -169,7 +164,6 @@ class GDumb(Learner):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
         self._seed = int(state["seed"])
-        self._trained = self.memory.changes if state["trained"] else None, {}
 
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree
-from ..checks import check_not_negative, check_rings, needs_two_samples
-from ..engine import Passed
+from ..checks import check_memory, check_not_negative, needs_two_samples
 from ..errors import InvalidInput, MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
@@ -74,7 +73,7 @@ class GEM(Learner):
             margin: The smallest v; the authors' experiments have 0.5.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        check_rings(memory)
+        check_memory(memory, TaskRingMemory)
         super().__init__(network, loss, memory=memory, updates=updates)
         check_not_negative(margin=margin)
         _nnls()  # a missing extra is found now, not in the middle of a stream
@@ -92,16 +91,13 @@ class GEM(Learner):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    passed = [self._past_gradient(samples) for samples in past]  # g_k
+                    # g_k, in the precision of scoring: these passes cost nearly all of a step
+                    passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
                     gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
                     step = network.step(gradient)  # θ ← SGD(g)
             memory.keep(incoming, columns)  # M_t
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
-
-    def _past_gradient(self, samples: Batch) -> Passed:
-        """Return g_k, in the precision of scoring: these passes cost nearly all of a step."""
-        return self.plain.gradient(samples, replayed=True, dtype=self.network.precision.scoring)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

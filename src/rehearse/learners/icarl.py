@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
-from ..checks import check_choice, check_positive
+from ..checks import check_choice, check_memory, check_positive
 from ..engine import Plain, joined
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInput
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
 from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
-from .base import Learner
+from .base import Diagnosing, Learner
 from .nearest_mean import NearestMean
 
 Keep = Literal["memory", "task"]
@@ -97,8 +97,7 @@ class ICaRL(Learner):
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         super().__init__(network, None, memory=memory, updates=updates)
-        if not isinstance(memory, ExemplarMemory):
-            raise InvalidType(f"the memory must be an ExemplarMemory, this is {memory!r}")
+        check_memory(memory, ExemplarMemory)
         check_choice(get_args(Keep), keep=keep)
         check_positive(budget=budget)
         self.nearest = NearestMean(network, memory)
@@ -165,15 +164,13 @@ class ICaRL(Learner):
         past = tasks.past_labels | tasks.labels
         self.tasks = Tasks(self.network.frozen(), past, most_kept_bytes=self._most_bytes())
 
-    def _exemplars(self, samples: Batch) -> list[Batch]:
-        """Return the exemplars of each class of each task among the samples, best first."""
+    def _exemplars(self, samples: Batch) -> Iterator[Batch]:
+        """Yield the exemplars of each class of each task among the samples, best first."""
         share, features = self.memory.share(samples), self.nearest.features(samples.x).cpu()
         tasks = task_column(samples.task, len(samples))
-        chosen = []
         for task, label in sorted({*zip(tasks.tolist(), samples.y.tolist(), strict=True)}):
             of_group = ((tasks == task) & (samples.y == label)).nonzero().flatten()
-            chosen.append(samples.take(of_group[herding(features[of_group], share)]))
-        return chosen
+            yield samples.take(of_group[herding(features[of_group], share)])
 
     # ---------------------------------------------------------------------------------------------------- learning
 
@@ -194,10 +191,11 @@ class ICaRL(Learner):
         goal = torch.stack([goals[c] for c in known], dim=1).to(logits)
         return F.binary_cross_entropy_with_logits(logits, goal, reduction="none").sum(1)
 
-    def _diagnosing(self, batch: Batch) -> Plain:
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Judge samples as in a step of the running task: against [y = c], and against the old network."""
         new = self.tasks.labels | self._labels_of(batch)
-        return Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
+        plain = Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
+        return plain, plain.virtual_gradient(batch), "optimizer", "all"
 
     def _store(self, samples: Batch, columns: dict[str, Tensor], labels: frozenset[int]) -> None:
         self.memory.keep(samples, columns)
@@ -243,7 +241,8 @@ class ICaRL(Learner):
             return {"memory_bytes": self.memory.nbytes, "running_task_bytes": self._most_bytes()}
 
     def _most_bytes(self) -> int:
-        return max(self.tasks.most_kept_bytes, sum(map(_bytes, self.tasks.kept)))
+        running: int = sum(leaf.nbytes for part in self.tasks.kept for leaf in [*tree_leaves(part.x), part.y])
+        return max(self.tasks.most_kept_bytes, running)
 
     def _own_state(self) -> dict[str, Any]:
         tasks = self.tasks
@@ -263,10 +262,6 @@ def _together(batches: Sequence[Batch]) -> Batch:
     task = torch.cat([task_column(batch.task, len(batch)) for batch in batches])
     ids = torch.cat([batch.columns.get(ID, no_ids(len(batch))) for batch in batches])
     return Batch(x, y, task, columns={ID: ids} if any(ID in batch.columns for batch in batches) else {})
-
-
-def _bytes(samples: Batch) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in [*tree_leaves(samples.x), samples.y])
 
 
 def herding(features: Tensor, n: int) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, checked_batch, checked_task
-from ..checks import check_positive
+from ..checks import check_limit
 from ..errors import InvalidType
 from ..memory.ids import ID, as_ids
 
@@ -25,9 +25,8 @@ def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
         InvalidInput: If ``limit`` is not a positive number, or a batch is not valid.
         InvalidType: If ``data`` yields something else.
     """
-    if limit is not None:
-        check_positive(limit=limit)
-    if not isinstance(data, Iterable):
+    check_limit(limit=limit)
+    if isinstance(data, Tensor) or not isinstance(data, Iterable):
         raise InvalidType(f"the data must yield (x, y), (x, y, task) or a Batch; this is {data!r:.80}")
     count = 0
     for item in data:

@@ -11,18 +11,26 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, checked_batch, tree_concatenate
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import check_budget, check_candidates, check_choice, check_not_negative, check_positive, needs_two_samples
-from ..engine import Engine, Layers, Passed
+from ..checks import (
+    check_budget,
+    check_candidates,
+    check_choice,
+    check_memory,
+    check_not_negative,
+    check_positive,
+    needs_two_samples,
+)
+from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import AVERAGED, at_least_float32, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
-from ..network import Network, VirtualStep
+from ..network import Network
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
 from ..transforms import Augmentation, Transform
 from ..undo import Operations, Undoable, all_or_nothing, assign, run
-from .base import Learner
+from .base import Diagnosing, Learner
 from .nearest_mean import NearestMean
 
 PredictBy = Literal["head", "nearest-mean"]
@@ -97,8 +105,7 @@ class Replay(Learner):
             InvalidType: If an argument is of the wrong type.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, Memory):
-            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
+        check_memory(memory, Memory)
         check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
@@ -117,7 +124,7 @@ class Replay(Learner):
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
         self._distills = reads_average(self.loss)
         self._parts: list[Undoable] = [network, memory]
-        self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []
+        self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
         self._parts += [] if self.augment is None else [self.augment]
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
@@ -162,7 +169,7 @@ class Replay(Learner):
         with network.looking("scoring"):
             tensors = network.twin.tensors() | self.average.tensors
             logits = at_least_float32(network(network.ready(both), tensors, network.precision.scoring))
-        parts = torch.split(logits, [len(batch) for batch in batches])
+        parts = torch.tensor_split(logits, [len(batches[0])]) if len(batches) > 1 else [logits]
         return tuple(replace(b, columns={**b.columns, AVERAGED: p}) for b, p in zip(batches, parts, strict=True))
 
     def _passes_jointly(self) -> bool:
@@ -187,7 +194,8 @@ class Replay(Learner):
 
     def _retrieve(self, query: Batch, gradient: Any, engine: Engine) -> Retrieved:
         """Return B_MC. A lone stored sample has no batch statistics: a model that needs them waits for a second."""
-        if self.memory.eligible(query.task) == 1 and needs_two_samples(self.model):
+        eligible = self.memory.eligible(query.task)
+        if eligible == 0 or (eligible == 1 and needs_two_samples(self.model)):
             return Retrieved()
         try:
             found = self.retrieval(self.memory, query, gradient, engine, self.budget)
@@ -202,6 +210,10 @@ class Replay(Learner):
             raise InvalidInput(f"the retrieval returned {len(found[0])} samples; the budget is {most}")
         return Retrieved(*found)
 
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
+        plain, passed, *_ = super()._diagnosing(batch)
+        return plain, passed, getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")
+
     # -------------------------------------------------------------------------------------------- predicting and state
 
     def _evaluate(self, x: Tree) -> Tensor:
@@ -214,6 +226,3 @@ class Replay(Learner):
         if self.nearest is not None:
             self.nearest.check(known.y)
         super()._store_known(known)
-
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        return getattr(self.retrieval, "virtual_step", "sgd"), getattr(self.retrieval, "layers", "all")

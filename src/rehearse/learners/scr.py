@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batch import Batch, Kind, Step, Tree
-from ..checks import check_not_negative, check_positive
+from ..checks import check_memory, check_not_negative, check_positive
 from ..described import Described
 from ..engine import joined
-from ..errors import InvalidInput, InvalidType
+from ..errors import InvalidInput
 from ..losses import at_least_float32
 from ..memory import Memory
 from ..network import Network, finite
@@ -77,8 +77,7 @@ class SCR(Learner):
             seed: Of the random numbers that the model and ``augment`` draw.
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
-        if not isinstance(memory, Memory):
-            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(500), this is {memory!r}")
+        check_memory(memory, Memory)
         super().__init__(network, SupervisedContrastive(temperature), memory=memory, updates=updates)
         check_positive(budget=budget)
         self.budget, self.temperature = budget, temperature

@@ -31,14 +31,13 @@ class ClassBalancedMemory(Memory):
     A slot emptied by `forget` stays with its class, open until that class's own draw falls on it.
     """
 
-    _policy = ("_share", "_seen_of", "_sampled")
+    _policy = ("_share", "_seen_of")
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty; see `Memory` for the arguments."""
         super().__init__(capacity, path=path, seed=seed)
         self._share: dict[int, array[int]] = {}  # class -> its slots, open ones included
         self._seen_of: dict[int, int] = {}
-        self._sampled: set[int] = set()  # classes that were once the largest: no longer held whole
 
     def _check_policy(self, batch: Batch) -> None:
         y = batch.y
@@ -56,14 +55,10 @@ class ClassBalancedMemory(Memory):
         if t < self.capacity:
             own.append(t)
             return t
-        largest = max(self._share, key=lambda name: len(self._share[name]))
-        if len(own) == len(self._share[largest]):
-            self._sampled.add(label)
-        if label in self._sampled:
+        donor = max(self._share.values(), key=len)
+        if len(own) < seen - 1 or len(own) == len(donor):  # it was, or it is, the largest: no longer held whole
             drawn = int(self._insertion.integers(0, seen))
             return own[drawn] if drawn < len(own) else -1
-        self._sampled.add(largest)
-        donor = self._share[largest]
         place = int(self._insertion.integers(0, len(donor)))
         self._changes.add(donor.__setitem__, place, donor[place])
         self._changes.add(donor.__setitem__, slice(len(donor) - 1, None), donor[-1:])
@@ -77,7 +72,6 @@ class ClassBalancedMemory(Memory):
             "classes": list(self._share),
             "sizes": [len(share) for share in self._share.values()],
             "seen": [self._seen_of[label] for label in self._share],
-            "sampled": sorted(self._sampled),
             "slots": torch.tensor([slot for share in self._share.values() for slot in share], dtype=torch.int64),
         }
 
@@ -85,4 +79,3 @@ class ClassBalancedMemory(Memory):
         parts = torch.split(state["slots"], state["sizes"])
         self._share = {label: array("q", part.tolist()) for label, part in zip(state["classes"], parts, strict=True)}
         self._seen_of = dict(zip(state["classes"], state["seen"], strict=True))
-        self._sampled = set(state["sampled"])

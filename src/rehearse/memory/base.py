@@ -53,8 +53,8 @@ class Memory(Described, ABC):
             path: A file for the samples, or None to hold them in RAM.
             seed: Decides which samples are kept and drawn.
         """
-        if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-            raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples")
+        if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or not 0 < capacity < 2**48:
+            raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples (less than 2**48)")
         self.capacity = int(capacity)
         self.seen = 0
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
@@ -146,10 +146,8 @@ class Memory(Described, ABC):
         kept = _last_of_each(slots)
         if len(kept):
             taken = slots[kept]
-            where, x = torch.from_numpy(taken), batch.x
-            if len(kept) < len(batch):
-                of = torch.from_numpy(kept)
-                x, columns = tree_map(lambda leaf: pick(leaf, of), (x, columns))
+            where, of = torch.from_numpy(taken), torch.from_numpy(kept)
+            x, columns = tree_map(lambda leaf: pick(leaf, of), (batch.x, columns))
             self._rows.write(where, x, columns)
             self._index.put(taken, columns[TASK].numpy())
             self.changes += 1
@@ -278,14 +276,14 @@ class Memory(Described, ABC):
                 file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
         for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
-                self._remove(some)
+                self.discard(some)
                 commit(())
         if file is not None:
             file.sync()
         return len(doomed)
 
-    def _remove(self, slots: Slots) -> None:
-        """Erase the samples at these slots."""
+    def discard(self, slots: Slots) -> None:
+        """Erase the samples at these slots, inside `all_or_nothing`."""
         if len(slots):
             where = torch.from_numpy(slots)
             self._rows.erase(where)

@@ -38,10 +38,9 @@ class ExemplarMemory(Memory):
         super().__init__(capacity, seed=seed)
         self._arrived = 0  # samples of the running task that have come
 
-    def share(self, batch: Batch | None = None) -> int:
-        """Return how many exemplars a group may keep (once this batch has come); refused if that is none."""
-        held = self._groups(self._index.occupied())
-        groups = held if batch is None else np.concatenate([held, _groups_of(batch)])
+    def share(self, batch: Batch) -> int:
+        """Return how many exemplars a group may keep once this batch has come; refused if that is none."""
+        groups = np.concatenate([self._groups(self._index.occupied()), _groups_of(batch)])
         count = max(len(np.unique(groups, axis=0)), 1)
         return self._room_for_each(count, f"exemplars of {count} classes")
 
@@ -52,14 +51,10 @@ class ExemplarMemory(Memory):
         running: Slots = slots[ranks.numpy() == RUNNING]
         return running
 
-    def discard(self, slots: Slots) -> None:
-        """Erase the samples at these slots, inside `all_or_nothing`."""
-        self._remove(slots)
-
     def enrol(self, groups: Iterable[Batch]) -> None:
         """End a task: store its exemplars, one batch per group, best first, in place of all running samples."""
         groups, seen = list(groups), self.seen
-        self._remove(self.running())
+        self.discard(self.running())
         for group in groups:
             slots = self.keep(group, self.check(group))
             self.note(RANK, slots, torch.arange(len(slots)))
@@ -75,7 +70,7 @@ class ExemplarMemory(Memory):
         # A task that goes on after its end runs again.
         again = (self._groups(slots)[:, None] == _groups_of(batch)[None]).all(2).any(1)
         self.note(RANK, torch.from_numpy(slots[again]), RUNNING)
-        self._remove(slots[~again & (ranks >= share)])
+        self.discard(slots[~again & (ranks >= share)])
         free = np.flatnonzero(self._index.task == EMPTY)[: len(batch)]
         pool = np.sort(np.concatenate([self.running(), free]))
         # For each late sample a number below the count of samples up to itself: Vitter's algorithm R.

@@ -67,8 +67,9 @@ def matching(samples: Batch, ids: Tensor | None, predicate: Callable[[Batch], Te
         if ID not in samples.columns:
             raise InvalidInput("the samples have no ids; give them as they come: observe(x, y, id=...)")
         return torch.isin(samples.columns[ID], ids)
-    assert predicate is not None
-    answer = torch.as_tensor(predicate(samples))
+    if not callable(predicate):
+        raise InvalidType(f"the predicate must be a function of a Batch; this is {predicate!r:.80}")
+    answer = as_tensor(predicate(samples), "what the predicate returned")
     if answer.dtype != torch.bool or answer.shape != (len(samples),):
         raise InvalidInput("the predicate must return one boolean per sample")
     return answer.cpu()
@@ -88,7 +89,9 @@ def _as_id(value: Any) -> int:
     if value is None:
         return NO_ID
     if isinstance(value, str):
-        return int.from_bytes(blake2b(value.encode(), digest_size=8).digest(), "little", signed=True)
+        return int.from_bytes(
+            blake2b(value.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True
+        )
     try:
         number = operator.index(None if isinstance(value, bool | np.bool_) else value)  # type: ignore[arg-type]
     except TypeError as problem:

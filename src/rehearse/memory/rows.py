@@ -78,7 +78,8 @@ class Rows:
         if self.file is not None:
             self.file.write(slots.numpy(), x, columns)
             return
-        self._note(slots)
+        for held in self.leaves():
+            self._changes.note(held, slots)
         for name, column in columns.items():
             if name not in self.columns:
                 self.columns[name] = no_ids(self.capacity)  # earlier samples had none
@@ -93,13 +94,9 @@ class Rows:
         if self.file is not None:
             self.file.erase(slots.numpy())
             return
-        self._note(slots)
-        for held in self.leaves():
-            held.index_fill_(0, slots, 0)
-
-    def _note(self, slots: Tensor) -> None:
         for held in self.leaves():
             self._changes.note(held, slots)
+            held.index_fill_(0, slots, 0)
 
     def read(self, slots: Tensor) -> tuple[Tree, dict[str, Tensor]]:
         """Return the samples at these slots: the inputs, and all columns."""

@@ -43,7 +43,7 @@ class TaskRingMemory(Memory):
         share = self.share(batch)
         tasks = task_column(batch.task, len(batch)).numpy()
         for task in np.unique(self._index.task[self._index.occupied()]):
-            self._remove(np.sort(self._by_age(task)[:-share]))
+            self.discard(np.sort(self._by_age(task)[:-share]))
         free = np.flatnonzero(self._index.task == EMPTY)
         slots = np.empty(len(batch), dtype=np.int64)
         for task in np.unique(tasks):

@@ -37,7 +37,3 @@ class Dropout(nn.Module):
         kept = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         torch.ge(levels, dropped - LEVELS // 2, out=kept)  # as numbers: a quarter of the time of booleans
         return x * kept.mul_(LEVELS / (LEVELS - dropped))
-
-    def extra_repr(self) -> str:
-        """Return the probability, for printing."""
-        return f"p={self.p}"

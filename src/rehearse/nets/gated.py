@@ -38,10 +38,6 @@ class GatedMLP(nn.Module):
         """Return the logits, given the first layer's outputs."""
         return F.glu(at_least_float32(self.output(self.dropout(_gated(activations)))), dim=1)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the hidden layer's outputs."""
-        return _gated(self.hidden(self.flatten(x)))
-
     def forward(self, x: Tensor) -> Tensor:
         """Return one logit per class."""
         return self.rest(self.hidden(self.flatten(x)))

@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from torch import Tensor, nn
+from torch import nn
 
-from ..errors import InvalidInput
+from ..checks import check_positive
 
 
 class MLP(nn.Sequential):
@@ -22,14 +22,10 @@ class MLP(nn.Sequential):
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
         """Set the sizes of the layers."""
         widths = [in_features, *hidden]
-        if min([*widths, classes]) < 1:
-            raise InvalidInput(f"every layer needs at least one unit; got {[*widths, classes]}")
+        check_positive(in_features=in_features, classes=classes)
+        for units in widths[1:]:
+            check_positive(hidden=units)
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
         super().__init__(OrderedDict(body=nn.Sequential(*layers), head=nn.Linear(widths[-1], classes)))
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the inputs of the head: the last hidden layer."""
-        activations: Tensor = self.get_submodule("body")(x)
-        return activations

@@ -63,14 +63,9 @@ class ReducedResNet18(nn.Module):
         )
         self.head = nn.Linear(8 * base * windows, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the inputs of the head: the pooled map of the last stage, flattened."""
-        activations: Tensor = self.body(x)
-        return activations
-
     def forward(self, x: Tensor) -> Tensor:
         """Return one logit per class."""
-        logits: Tensor = self.head(self.features(x))
+        logits: Tensor = self.head(self.body(x))
         return logits
 
 

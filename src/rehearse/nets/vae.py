@@ -75,11 +75,6 @@ class VAE(nn.Module):
         mean = output.sigmoid() if self.reconstruction == "bernoulli" else output
         return mean.reshape(len(z), *self.input_shape)
 
-    def sample(self, count: int) -> Tensor:
-        """Return samples of the prior: the decoder's means at z ~ N(0, I)."""
-        weight = self.statistics.weight
-        return self.decode(torch.randn(count, self.latent, device=weight.device, dtype=weight.dtype))
-
     def loss(self, x: Tensor) -> Elbo:
         """Return −ELBO of each sample in its two parts, for one z drawn from q(z|x) each."""
         mean, log_variance = self.encode(x)

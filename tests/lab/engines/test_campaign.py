@@ -221,7 +221,7 @@ def test_a_read_only_directory_is_refused_before_anything_runs(tmp_path: Path, m
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr("rehearse.lab.campaign.store.write_whole", refuse)
     events = run_all([small()], Store(tmp_path), jobs=1)
     with pytest.raises(StoreError, match=r"read-only.*--out"):
         next(events)

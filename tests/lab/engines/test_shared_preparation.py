@@ -219,7 +219,7 @@ def test_an_invalid_preparation_changes_nothing() -> None:
 
 CHANGES: dict[str, Callable[[Learner], Any]] = {
     "autoencoder": lambda ours: next(ours.autoencoder.parameters()).data.add_(1e-3),
-    "optimizer": lambda ours: ours.autoencoder_optimizer.param_groups[0].update(lr=0.5),
+    "optimizer": lambda ours: ours.coded.network.optimizer.param_groups[0].update(lr=0.5),
     "codes": lambda ours: ours.memory.rewrite(ours.memory.slots()[:1], torch.ones_like(ours.memory.get([0]).x)),
     "memory": lambda ours: ours.memory.forget(slots=[0]),
     "scale": lambda ours: ours.codec.step.add_(1e-3),

@@ -368,7 +368,7 @@ def test_pictures_are_those_of_the_first_run_that_has_some(tmp_path):
             (path.with_suffix("") / "images" / "damaged.png").write_bytes(b"GIF89a")
     elements = Elements(page.render(find_runs([], tmp_path)))
     assert [attributes["alt"] for tag, attributes in elements.tags if tag == "img"] == ["of seed 1, er"]
-    assert "damaged.png is no PNG picture" in elements.text
+    assert "damaged.png is no PNG picture, or too large" in elements.text
 
 
 # ------------------------------------------------------------------------------------------------ command line

@@ -6,20 +6,19 @@ import multiprocessing
 import os
 import signal
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidInput, RehearseError
+from ...errors import InvalidInput
 from ..experiment import Progress, Settings, Stopped
 from ..setup import with_precision
 from ..spec import Spec
 from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
 from .store import Store, StoreError
-from .work import Busy, run_spec
+from .work import outcome
 
 PROGRESS_SECONDS = 0.5
 PATIENCE_SECONDS = 30.0  # for a run that is asked to stop: it ends the step it is at, and writes its checkpoint
@@ -160,16 +159,5 @@ def work(channel: Connection, spec: Spec, root: Path, settings: Settings) -> Non
             except BrokenPipeError:  # the parent is gone
                 raise Stopped from None
 
-    with suppress(BrokenPipeError):
-        try:
-            channel.send(("finished", run_spec(spec, Store(root), settings, tell)))
-        except Stopped:
-            pass
-        except StoreError as problem:
-            channel.send(("unwritable", str(problem)))
-        except Busy as problem:
-            channel.send(("busy", str(problem)))
-        except RehearseError as problem:
-            channel.send(("failed", (str(problem), "")))
-        except Exception as problem:
-            channel.send(("failed", (f"{type(problem).__name__}: {problem}", traceback.format_exc())))
+    with suppress(BrokenPipeError, Stopped):
+        channel.send(outcome(spec, Store(root), settings, tell))

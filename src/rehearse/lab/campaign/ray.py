@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidInput, RehearseError
+from ...errors import InvalidInput
 from .. import extensions
 from ..experiment import Progress, Settings
 from ..extras import needs
@@ -22,8 +22,9 @@ from ..setup import with_precision
 from ..spec import Spec
 from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
 from .store import Store, StoreError
-from .work import Busy, run_spec
+from .work import outcome
 
+ALLOW_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
 WAITING = 2  # tasks in Ray's hands for each core: enough to be busy, and for an autoscaler to see that more is needed
@@ -63,13 +64,32 @@ def _connected(ray: Any, address: str | None, jobs: int | None) -> Iterator[None
     elsewhere = address or os.environ.get("RAY_ADDRESS")
     own = {} if elsewhere else {"num_cpus": jobs, "include_dashboard": False}
     try:
-        ray.init(address=elsewhere, log_to_driver=False, logging_level="ERROR", **own)
+        with contextlib.nullcontext() if elsewhere else _on_loopback(ray):
+            ray.init(address=elsewhere or "local", log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError) as problem:
         raise InvalidInput(f"cannot reach a Ray cluster at {elsewhere}: {problem}") from problem
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """Let a Ray that is started here listen on 127.0.0.1 alone: whoever reaches its ports can run code.
+
+    Ray replaces a loopback address that it is given by that of the network, unless it starts without clusters, as it
+    does on Windows and macOS. The processes that it starts read the variable, this one has read it already.
+    """
+    constants = ray._private.ray_constants
+    before = os.environ.get(ALLOW_CLUSTER), constants.ENABLE_RAY_CLUSTER
+    os.environ[ALLOW_CLUSTER], constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before[1]
+        os.environ.pop(ALLOW_CLUSTER)
+        os.environ |= {} if before[0] is None else {ALLOW_CLUSTER: before[0]}
 
 
 class Board:
@@ -155,8 +175,6 @@ class _Cluster:
 
 def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, Any]:
     """One run as a Ray task: what it returns is final, what it raises Ray tries again."""
-    import traceback
-
     import torch
 
     torch.set_num_threads(1)
@@ -169,13 +187,4 @@ def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, A
             said = time.monotonic()
             board.tell.remote(spec.key, progress)
 
-    try:
-        return "finished", run_spec(spec, Store(root), settings, tell)
-    except StoreError as problem:
-        return "unwritable", str(problem)
-    except Busy as problem:
-        return "busy", str(problem)
-    except RehearseError as problem:
-        return "failed", (str(problem), "")
-    except Exception as problem:
-        return "failed", (f"{type(problem).__name__}: {problem}", traceback.format_exc())
+    return outcome(spec, Store(root), settings, tell)

@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import DataError, InvalidInput, RehearseError
+from ...errors import DataError, RehearseError
 from ...files import write_whole
 from ...metrics import average_accuracy, forgetting
+from ..limits import read_plain
 from ..methods import METHODS, preparation_key
 from ..spec import Spec
 from ..streams import STREAMS
@@ -96,7 +97,7 @@ class Store:
         probe = self.root / f".probe.{os.getpid()}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(b"\0" * 4096)
+            write_whole(probe, "\0" * 4096)
             probe.unlink()
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
@@ -126,29 +127,33 @@ def results_in(roots: Iterable[Path], on_damaged: OnDamaged | None = None) -> It
 def read_result(path: Path) -> dict[str, Any]:
     """The result in a file; whatever is computed from results is checked here, so that the rest may rely on it."""
     try:
-        result = json.loads(path.read_text("utf-8"))
+        result = read_plain(path)
         spec = Spec.from_dict(result["spec"])
         _check_numbers(result)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, InvalidInput) as problem:
-        raise DataError(f"{path} is no result of a run ({problem}); move it away and run again") from problem
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        why = problem if isinstance(problem, OSError | ValueError) else "parts of it are missing, or of another kind"
+        raise DataError(f"{path} is no result of a run ({why}); move it away and run again") from problem
     if spec.key != path.stem or result.get("key") != spec.key:
         raise DataError(f"{path} holds the result of {spec.key}; it was renamed or edited; move it away and run again")
     return dict(result)
 
 
 def _check_numbers(result: Mapping[str, Any]) -> None:
-    """Metrics, cost and the accuracy matrix are numbers of the kind that they should be."""
-    cost = result["cost"]
+    """Metrics, cost and the accuracy matrix are numbers of the kind that they should be; the rest is tables."""
     _check_judged(result)
     for treated in result.get("treatments", {}).values():
         _check_judged(treated)
-    told_apart = [name for name in ("treatments_cpu_seconds", "shared_cpu_seconds") if name in cost]
-    if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds", *told_apart)):
-        raise ValueError("its cost is no number")
-    if not all(cost[name] is None or _is_number(cost[name]) for name in ("steps_per_second", "forward_passes")):
-        raise ValueError("its cost is no number")
-    if not isinstance(result["environment"], dict) or not isinstance(result.get("report", {}), dict):
-        raise TypeError("its environment or report is no table")
+    cost, environment = result["cost"], {**result["environment"]}
+    undefined = [name for name in ("steps_per_second", "forward_passes") if cost[name] is None]
+    known = [value for name, value in cost.items() if name not in undefined]
+    if not {"seconds", "cpu_seconds"} <= cost.keys() or not all(_is_number(value) and value >= 0 for value in known):
+        raise DataError("its cost is no number")
+    places = [*environment.pop("earlier", []), environment]
+    measured = [value for table in result.get("extra", []) for value in table.values()]
+    nested = any(isinstance(value, dict | list) for place in places for value in place.values())
+    numbers = all(value is None or _is_number(value) for value in measured)
+    if nested or not numbers or not isinstance(result.get("report", {}), dict):
+        raise DataError("its environment, its report or what it measured of itself is of another kind")
 
 
 def _check_judged(judged: Mapping[str, Any]) -> None:
@@ -157,11 +162,11 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
     numbers = [*metrics.values(), *(entry for row in matrix for entry in row)]
     square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
     if not square or not all(value is None or _is_number(value) for value in numbers):
-        raise ValueError("its accuracy matrix or metrics are no numbers")
-    if metrics["accuracy"] is not None and not 0 <= metrics["accuracy"] <= 1:
-        raise ValueError("an accuracy is a fraction")
+        raise DataError("its accuracy matrix or metrics are no numbers")
+    if not all(entry is None or 0 <= entry <= 1 for row in matrix for entry in row):
+        raise DataError("an accuracy is a fraction")
     if "forgetting" not in metrics:
-        raise ValueError("it does not tell how much was forgotten")
+        raise DataError("it does not tell how much was forgotten")
     known = np.array(matrix, dtype=np.float64)  # None becomes nan
     told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known)}
     for name, value in told.items():
@@ -170,11 +175,11 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
         else:
             consistent = math.isclose(metrics[name], value, abs_tol=1e-9)
         if not consistent:
-            raise ValueError(f"its {name} is not that of its accuracy matrix")
+            raise DataError(f"its {name} is not that of its accuracy matrix")
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool)  # finite, as all of the file
 
 
 def is_stale(spec: Spec) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 
 from ...errors import CheckpointError, RehearseError
 from ...files import lock
-from ..experiment import Progress, Settings, execute
+from ..experiment import Progress, Settings, Stopped, execute
 from ..spec import Spec
-from .store import Store, unwritable
+from .store import Store, StoreError, unwritable
 
 LOCK_SECONDS = 5.0  # a process whose parent was killed needs a moment to notice
 DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
@@ -45,6 +46,22 @@ def run_spec(
         if isinstance(cause, OSError) and not isinstance(cause, RehearseError) and cause.errno in DISK_TROUBLE:
             raise unwritable(store.root, cause) from problem
         raise
+
+
+def outcome(spec: Spec, store: Store, settings: Settings, on_progress: Callable[[Progress], None]) -> tuple[str, Any]:
+    """Carry a run out; returns how it ended and what there is to say, for another process."""
+    try:
+        return "finished", run_spec(spec, store, settings, on_progress)
+    except StoreError as problem:
+        return "unwritable", str(problem)
+    except Busy as problem:
+        return "busy", str(problem)
+    except RehearseError as problem:
+        return "failed", (str(problem), "")
+    except Stopped:
+        raise
+    except Exception as problem:
+        return "failed", (f"{type(problem).__name__}: {problem}", traceback.format_exc())
 
 
 @contextlib.contextmanager

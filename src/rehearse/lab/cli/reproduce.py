@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import InvalidInput, MissingExtra
-from ...files import write_whole
+from ...files import replacing, write_whole
 from ...precision import PRECISIONS
 from ..campaign import local
 from ..campaign.events import Failed
@@ -206,7 +205,8 @@ def _draw_pictures(
             images, file = place / event.spec.key / "images", tables / f"{picture.file}.png"
             drawn = sorted(images.glob(f"task-*-{picture.drawn}.png"))
             if drawn:
-                shutil.copyfile(drawn[-1], file)
+                with replacing(file) as copy:
+                    copy.write(drawn[-1].read_bytes())
                 _say(f"{picture.file} is drawn in {file}")
             else:
                 _say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")
@@ -259,8 +259,8 @@ def _show(found: Outcome) -> None:
 
 def _write(found: Outcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{found.target.name}.csv").write_text(outcome_csv(found), "utf-8")
-    (folder / f"{found.target.name}.md").write_text(outcome_markdown(found), "utf-8")
+    write_whole(folder / f"{found.target.name}.csv", outcome_csv(found))
+    write_whole(folder / f"{found.target.name}.md", outcome_markdown(found))
     _draw(found, folder)
 
 

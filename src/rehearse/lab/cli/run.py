@@ -270,7 +270,7 @@ def _options(words: list[str]) -> dict[str, Any]:
             raise InvalidInput(f"option {word!r} is not of the form NAME=VALUE")
         try:
             options[name] = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             options[name] = text
     return options
 

@@ -214,8 +214,7 @@ def _value(result: Result, metric: str) -> float | None:
     found: Any = result["report"]
     for name in SEARCHED[metric]:
         found = found.get(name) if isinstance(found, Mapping) else None
-    measured: float | None = found
-    return measured
+    return found if isinstance(found, int | float) else None
 
 
 def cpu_seconds(result: Result) -> float:

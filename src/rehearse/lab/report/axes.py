@@ -42,7 +42,7 @@ def linear_axis(values: Iterable[float], start: float, end: float, *, least: flo
 
 def cost_axis(values: Iterable[float], start: float, end: float) -> Axis:
     """An axis for positive costs: from zero, or logarithmic where they differ by more than ten times."""
-    positive = [value for value in values if value > 0] or [1.0]
+    positive = [value for value in values if value > 1e-6] or [1.0]
     low, high = min(positive), max(positive)
     if high / low <= 10:
         step = _round_step(high / 4)

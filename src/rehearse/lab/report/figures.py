@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...files import replacing
 from ...metrics import accuracy_seen
 from ..extras import needs
 from ..paper.outcome import Outcome, Result, values_of
@@ -43,7 +44,9 @@ def write_figure(outcome: Outcome, folder: Path, draw: Draw | None = None) -> li
         draw(outcome, figure)
         for path in paths:
             # no date in the file: the same results give the same bytes
-            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+            with replacing(path) as file:
+                metadata = {"Date": None} if path.suffix == ".svg" else None
+                figure.savefig(file, format=path.suffix[1:], metadata=metadata)
     return paths
 
 

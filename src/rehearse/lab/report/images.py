@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput
-from ...learners.generative.retrieval import Retrieved
+from ...files import replacing
 from ..extras import needs
+from ..measurements import Retrieved
 
 GAP: Final = 2  # pixels between pictures, before scaling
 SCALE: Final = 2
@@ -33,7 +34,7 @@ def reconstructions_figure(
     columns: int = 10,
     value_range: tuple[float, float] = (0, 1),
 ) -> Path:
-    """Inputs, and under each what the generator makes of it: `GenerativeReplay.reconstruct`."""
+    """Inputs, and under each what the generator makes of it: `measurements.reconstruct`."""
     rows = []
     for start in range(0, len(x), columns):
         rows.append(("input", x[start : start + columns]))
@@ -44,7 +45,7 @@ def reconstructions_figure(
 def retrieved_figure(retrieved: Retrieved, path: Path | str, *, value_range: tuple[float, float] = (0, 1)) -> Path:
     """The incoming batch, and under it what was replayed for the classifier and for the generator.
 
-    ``retrieved`` is `GenerativeReplay.last_retrieved`, whose rows are in no order of interference. Where the search
+    ``retrieved`` is what `measurements.retrieve` returns, whose rows are in no order of interference. Where the search
     started from the incoming batch's codes, what stands under an incoming row started from it.
     """
     width = len(retrieved.incoming)
@@ -73,7 +74,8 @@ def write_grid(
     for number, (label, _) in enumerate(rows):
         draw.text((LETTERS / 2, (number + 0.5) * height), label, QUIET, font, anchor="lm")
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture.save(path)
+    with replacing(path) as file:
+        picture.save(file, Image.registered_extensions()[path.suffix.lower()])
     return path
 
 

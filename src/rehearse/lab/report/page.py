@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...errors import DataError
 from ...files import write_whole
 from ..extras import needs
+from ..limits import read_limited
 from . import charts
 from .charts import Chart
 from .compare import own_cost
@@ -27,7 +29,8 @@ from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
 from .sentences import own_sentences, sentences
 
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+PICTURE_BYTES, PICTURE_PIXELS = 20_000_000, 50_000_000
 TITLE = "rehearse: runs compared"
 
 # What a mark of each style looks like around (0, 0): colours are not the only thing that tells series apart.
@@ -180,14 +183,21 @@ def _album(row: Row) -> Album | None:
     for run in row.runs:
         files = sorted((run.folder / "images").glob("*.png"))
         if files:
-            contents = {file.stem: file.read_bytes() for file in files}
-            good = {name: content for name, content in contents.items() if content.startswith(PNG)}
-            pictures = [Picture(name, _data_uri(content)) for name, content in good.items()]
-            return Album(row.label, run, pictures, sorted(contents.keys() - good.keys()))
+            sources = {file.stem: _data_uri(file) for file in files}
+            good = [Picture(name, source) for name, source in sources.items() if source is not None]
+            return Album(row.label, run, good, [name for name, source in sources.items() if source is None])
     return None
 
 
-def _data_uri(png: bytes) -> str:
+def _data_uri(path: Path) -> str | None:
+    """Return a picture as part of the page; None if it is no PNG, or larger than a browser takes easily."""
+    try:
+        png = read_limited(path, PICTURE_BYTES)
+    except (DataError, OSError):
+        return None
+    width, height = (int.from_bytes(png[start : start + 4], "big") for start in (len(PNG), len(PNG) + 4))
+    if not png.startswith(PNG) or not 0 < width * height <= PICTURE_PIXELS:
+        return None
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 

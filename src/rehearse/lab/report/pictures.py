@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from ...batch import Batch
 from ...errors import InvalidInput, MissingExtra
 from ...learners import CodeReplay, GenerativeReplay, Step
 from ..experiment import Run
+from ..measurements import imagine, reconstruct, retrieve
 from ..methods import prepare_for
 from .images import reconstructions_figure, retrieved_figure, write_grid
 
@@ -37,13 +39,13 @@ def draw_task(run: Run, batch: Batch, step: Step, folder: Path) -> None:
     value_range, name, images = _value_range(run), _name(batch), folder / "images"
     learner = run.learner
     if isinstance(learner, GenerativeReplay):
-        samples = learner.imagine(IMAGINED)
+        samples = imagine(learner, IMAGINED)
         rows = [("imagined", samples[start : start + COLUMNS]) for start in range(0, IMAGINED, COLUMNS)]
         write_grid(rows, images / f"{name}-imagined.png", value_range=value_range)
-        retrieved = learner.retrieve(batch.x, batch.y)
+        retrieved = retrieve(learner, batch.x, batch.y)
         if retrieved.classifier is not None:
             retrieved_figure(retrieved, images / f"{name}-retrieved.png", value_range=value_range)
-        _draw_reconstructions(run, batch, learner.reconstruct, images / f"{name}-reconstructed.png")
+        _draw_reconstructions(run, batch, partial(reconstruct, learner), images / f"{name}-reconstructed.png")
         return
     if isinstance(learner, CodeReplay):
         _draw_reconstructions(run, batch, learner.rebuild, images / f"{name}-reconstructed.png")
@@ -66,7 +68,7 @@ def _draw_reconstructions(run: Run, batch: Batch, rebuilt: Callable[[Tensor], Te
 def draw_figures(run: Run, batch: Batch, step: Step, folder: Path) -> None:
     """The same, and Figure 2 of the paper: what was retrieved for the classifier alone."""
     draw_task(run, batch, step, folder)
-    retrieved = run.learner.retrieve(batch.x, batch.y) if isinstance(run.learner, GenerativeReplay) else None
+    retrieved = retrieve(run.learner, batch.x, batch.y) if isinstance(run.learner, GenerativeReplay) else None
     if retrieved is not None and retrieved.classifier is not None:
         path = folder / "images" / f"{_name(batch)}-retrieved-for-classifier.png"
         retrieved_figure(retrieved._replace(generator=None), path, value_range=_value_range(run))

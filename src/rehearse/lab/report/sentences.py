@@ -7,12 +7,22 @@ from typing import Any
 
 Result = Mapping[str, Any]
 MEASURES = ("objective", "interference", "entropy")
+SIZES = ("codes", "bytes", "bytes_as_inputs", "autoencoder_bytes")
 
 
 def searches(result: Result) -> dict[str, Mapping[str, Any]]:
-    """What for -> what the search for it reports; a run that searched for one thing only says so without a name."""
+    """What for -> what the search for it reports; a run that searched for one thing only says so without a name.
+
+    Methods of the user's own, and strangers, may report other things under that name: they are left out.
+    """
     found = result.get("report", {}).get("search", {})
-    return {"": found} if "searches" in found else dict(found)
+    named = {"": found} if has_numbers(found, "searches") or not isinstance(found, dict) else found
+    return {name: one for name, one in named.items() if has_numbers(one, "searches", "fallbacks")}
+
+
+def has_numbers(found: Any, *names: str) -> bool:
+    """Return whether this is a table with numbers of these names."""
+    return isinstance(found, dict) and all(isinstance(found.get(name), int | float) for name in names)
 
 
 def sentences(result: Result) -> list[str]:
@@ -31,7 +41,7 @@ def own_sentences(result: Result) -> Iterator[str]:
 def memory_sentences(result: Result) -> Iterator[str]:
     """What a memory of codes takes, beside what the same number of raw inputs would."""
     found = result.get("report", {}).get("memory")
-    if found is not None:
+    if has_numbers(found, *SIZES):
         yield (
             f"memory: {found['codes']:,} codes in {found['bytes']:,} bytes; as many raw inputs would take "
             f"{found['bytes_as_inputs']:,}; the autoencoder that reads them takes {found['autoencoder_bytes']:,} more"
@@ -56,10 +66,10 @@ def search_sentences(result: Result) -> Iterator[str]:
         moved = [
             f"{what} {found[f'{what}_before']:.3g} → {found[f'{what}_after']:.3g}"
             for what in MEASURES
-            if found.get(f"{what}_before") is not None and found.get(f"{what}_after") is not None
+            if has_numbers(found, f"{what}_before", f"{what}_after")
         ]
         counts = f"{found['searches']:,} searches, {found['fallbacks']:,} fell back to {_instead(name)}"
-        some = found.get("measured", found["searches"]) != found["searches"]
+        some = has_numbers(found, "measured") and found["measured"] != found["searches"]
         means = f"of {found['measured']:,} of them {', '.join(moved)}" if some else ", ".join(moved)
         yield f"search{f' for the {name}' if name else ''}: " + "; ".join([counts, *([means] if moved else [])])
 

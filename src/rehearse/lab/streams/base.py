@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -68,8 +68,6 @@ def check_count(name: str, value: object, least: int = 1) -> int:
 
 def check_scaling(value: str) -> Scaling:
     """``value`` if it names a way to scale inputs."""
-    if value == "unit":
-        return "unit"
-    if value == "symmetric":
-        return "symmetric"
-    raise InvalidInput(f"scaling must be 'unit' or 'symmetric', not {value!r}")
+    if value not in get_args(Scaling):
+        raise InvalidInput(f"scaling must be 'unit' or 'symmetric', not {value!r}")
+    return cast(Scaling, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal, NoReturn, TypeAlias
 
@@ -98,51 +99,49 @@ def from_iterable(
     exact as far as the iterable gives the same batches each time. ``evaluation`` has, by name, one (x, y) or
     Batch, or a list of them, one per task.
     """
+    given = {"n_tasks": n_tasks, "n_classes": n_classes, "batch_size": batch_size}
+    counts: dict[str, Any] = {
+        what: None if value is None else check_count(what, value) for what, value in given.items()
+    }
     return _IterableStream(
         name,
         source,
         evaluation={key: _evaluation_sets(key, given) for key, given in (evaluation or {}).items()},
-        n_tasks=None if n_tasks is None else check_count("n_tasks", n_tasks),
-        n_classes=None if n_classes is None else check_count("n_classes", n_classes),
         length=None if length is None else check_count("length", length, least=0),
-        batch_size=None if batch_size is None else check_count("batch_size", batch_size),
         input_shape=input_shape,
         scaling=check_scaling(scaling),
+        **counts,
     )
 
 
+@dataclass
 class _IterableStream(Stream):
     """Whatever an iterable yields, as batches; see ``from_iterable``."""
 
-    def __init__(
-        self,
-        name: str,
-        source: Iterable[Any] | Callable[[], Iterable[Any]],
-        *,
-        evaluation: Mapping[str, Sequence[Batch]],
-        n_tasks: int | None,
-        n_classes: int | None,
-        length: int | None,
-        batch_size: int | None,
-        input_shape: tuple[int, ...] | None,
-        scaling: Scaling,
-    ) -> None:
-        self.name, self.evaluation, self.scaling = name, evaluation, scaling
-        self.n_tasks, self.n_classes, self.length = n_tasks, n_classes, length
-        self.batch_size, self.input_shape = batch_size, input_shape
-        if not callable(source) and not isinstance(source, Iterable):
-            raise InvalidType(f"a stream needs an iterable, or a function that makes one, not {type(source).__name__}")
-        self._source = source
-        self._spent = False
+    name: str
+    source: Iterable[Any] | Callable[[], Iterable[Any]]
+    evaluation: Mapping[str, Sequence[Batch]]
+    n_tasks: int | None
+    n_classes: int | None
+    length: int | None
+    batch_size: int | None
+    input_shape: tuple[int, ...] | None
+    scaling: Scaling
+    spent: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.source) and not isinstance(self.source, Iterable):
+            wanted = "an iterable, or a function that makes one"
+            raise InvalidType(f"a stream needs {wanted}, not {type(self.source).__name__}")
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         start = check_count("start", start, least=0)
-        if isinstance(self._source, Iterator):
-            if self._spent:
+        if isinstance(self.source, Iterator):
+            if self.spent:
                 once = f"the stream {self.name} stands on an iterator, which can be walked once"
                 raise InvalidInput(f"{once}; give a function that makes a new one")
-            self._spent = True
-        items = self._source if isinstance(self._source, Iterable) else self._source()
+            self.spent = True
+        items = self.source if isinstance(self.source, Iterable) else self.source()
         # The skipped items are only walked over, not looked at.
         return (as_batch(item) for item in islice(items, start, self.length))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from rehearse.batch import Batch
 from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, TaskSets
-from rehearse.lab.streams.base import Scaling, generator
+from rehearse.lab.streams.base import generator
 from rehearse.lab.streams.datasets import Dataset
 from rehearse.lab.streams.split import draw, hold_out
 
@@ -35,15 +36,13 @@ def permuted_stream(
     validation: float,
     n_tasks: int,
     samples_per_task: int | None,
-    batch_size: int,
-    scaling: Scaling,
-    seed: int,
     split_seed: int,
+    **more: Any,
 ) -> ArrayStream:
     """Task 0 shows the images as they are, each further task through a fixed random permutation.
 
     Every task draws its own ``samples_per_task`` of the training rows. Permutations, draws and the validation
-    rows come from ``split_seed``.
+    rows come from ``split_seed``. ``more`` is of the stream: batch_size, scaling, seed.
     """
     train, held_out = hold_out(dataset, validation, split_seed)
     subset = generator(split_seed, "subset")
@@ -64,9 +63,7 @@ def permuted_stream(
             "test": TaskSets(sources([dataset.test] * n_tasks)),
         },
         n_classes=dataset.n_classes,
-        batch_size=batch_size,
-        scaling=scaling,
-        seed=seed,
+        **more,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from rehearse.errors import InvalidInput
 from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, TaskSets
-from rehearse.lab.streams.base import Scaling, check_count, generator
+from rehearse.lab.streams.base import check_count, generator
 from rehearse.lab.streams.datasets import Dataset
 
 
@@ -21,16 +22,14 @@ def split_stream(
     n_tasks: int,
     samples_per_task: int | None,
     class_order: Sequence[int] | None,
-    batch_size: int,
-    scaling: Scaling,
-    seed: int,
     split_seed: int,
+    **more: Any,
 ) -> ArrayStream:
     """Tasks of as many classes each, in the order of ``class_order``; the labels stay what they are.
 
     Of each class the fraction ``validation`` is set aside, and of each task's remaining rows exactly
     ``samples_per_task`` are drawn (None takes all). Both come from ``split_seed``, so that runs with
-    different seeds see the same rows in another order.
+    different seeds see the same rows in another order. ``more`` is of the stream: batch_size, scaling, seed.
     """
     if dataset.n_classes % n_tasks:
         fitting = [str(d) for d in range(1, dataset.n_classes + 1) if dataset.n_classes % d == 0]
@@ -55,9 +54,7 @@ def split_stream(
             "test": TaskSets(sources(per_task(dataset.test))),
         },
         n_classes=dataset.n_classes,
-        batch_size=batch_size,
-        scaling=scaling,
-        seed=seed,
+        **more,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from ...checks import check_choice
+from ...checks import check_choice, check_rebuilt
 from ...errors import CheckpointError, InvalidInput
 from ...memory import Memory
 from ...network import Network
@@ -48,16 +48,10 @@ class Codec:
     low: Tensor = field(default_factory=lambda: torch.zeros(()))
     step: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    @classmethod
-    def of(cls, network: Network, codes: CodeType, statistics: Statistics) -> Codec:
-        """Return the present autoencoder as a codec.
-
-        Raises:
-            InvalidInput: If an argument is not one of the known ones.
-        """
-        check_choice(get_args(CodeType), codes=codes)
-        check_choice(get_args(Statistics), statistics=statistics)
-        return cls(network, network.frozen(), codes, statistics)
+    def __post_init__(self) -> None:
+        """Check the arguments."""
+        check_choice(get_args(CodeType), codes=self.codes)
+        check_choice(get_args(Statistics), statistics=self.statistics)
 
     def renewed(self, memory: Memory, sample: Tensor) -> Codec:
         """Return the same with the present autoencoder.
@@ -125,7 +119,7 @@ class Codec:
         """Return the codes of inputs as they are stored, and the inputs read from those."""
         stored = self.encode(x)
         rebuilt = self.read(stored)
-        check_rebuilt(x, rebuilt)
+        check_rebuilt(x, rebuilt, "autoencoder")
         return stored, rebuilt
 
     def rebuild(self, x: Tensor) -> Tensor:
@@ -189,13 +183,6 @@ def encoded(network: Network, x: Tensor, *how: Any) -> Tensor:
         needed = "autoencoder.encode must return one tensor of floats, one or more numbers per sample"
         raise InvalidInput(f"{needed}; for {len(x)} inputs it returns {found}")
     return codes
-
-
-def check_rebuilt(x: Tensor, rebuilt: Any) -> None:
-    """Check that a decoder returned inputs."""
-    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
-        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
-        raise InvalidInput(f"autoencoder.decode returns {found} for inputs of shape {tuple(x.shape)}")
 
 
 def _all_finite(values: Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import check_choice, check_positive
+from ...checks import check_choice, check_positive, check_rebuilt
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -21,7 +21,7 @@ from ...network import Network, finite
 from ...random import RandomState, borrowed, numpy_generator
 from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
-from .codec import CALIBRATION_SAMPLES, Codec, check_rebuilt, encoded
+from .codec import CALIBRATION_SAMPLES, Codec, encoded
 
 Refresh = Literal["epoch", "task"]
 Excluded = Tensor | int | None
@@ -93,9 +93,11 @@ class CodedMemory:
         if self.prepared_task == task:
             return
         an_epoch, steps = self.schedule.steps(len(x))
-        start = self._steps_done(task, len(x))
+        begun, samples, done = self.begun or (None, 0, 0)
+        if begun == task and samples != len(x):
+            raise InvalidInput(f"task {task} began with {samples} samples, these are {len(x)}; begin it with the same")
         changes, size = None, min(self.schedule.batch, len(x))
-        for step in range(start, steps):
+        for step in range(done if begun == task else 0, steps):
             epoch, number = divmod(step, an_epoch)
             with all_or_nothing(self.network, self.memory, self) as commit:
                 with self.network.random:
@@ -116,12 +118,6 @@ class CodedMemory:
             if on_step is not None:
                 on_step(step + 1, steps)
 
-    def _steps_done(self, task: int, samples: int) -> int:
-        begun, before, done = self.begun or (None, 0, 0)
-        if begun == task and before != samples:
-            raise InvalidInput(f"task {task} began with {before} samples, these are {samples}; begin it with the same")
-        return done if begun == task else 0
-
     def train_on(self, x: Tensor, slots: Tensor) -> None:
         """Take as many steps as there are epochs, on a batch whose task was not prepared."""
         for _ in range(self.schedule.epochs):
@@ -140,12 +136,11 @@ class CodedMemory:
             x = torch.cat([x, replayed])
         with network.training():
             rebuilt = network.ask("decode", encoded(network, x))
-            check_rebuilt(x, rebuilt)
+            check_rebuilt(x, rebuilt, "autoencoder")
             loss = F.mse_loss(at_least_float32(rebuilt), x)
             finite(loss)
-            gradient = network.gradient(loss)
             network.save_parameters()
-            run(network.step(gradient))
+            run(network.step(network.gradient(loss)))
         self.steps += 1
 
     def _order(self, samples: int, epoch: int, task: int) -> Any:

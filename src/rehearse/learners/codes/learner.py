@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
-from ...checks import check_positive, check_second, check_switches, check_task, is_number
-from ...engine import Layers, Passed, Plain
-from ...errors import CheckpointError, InvalidInput, InvalidType, RehearseError
+from ...batchnorm import Clean
+from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
+from ...engine import Plain
+from ...errors import CheckpointError, InvalidInput, RehearseError
 from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
-from ...network import NamedGradient, Network, Tensors, VirtualStep, finite
+from ...network import NamedGradient, Network, Tensors, finite
 from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
-from ..base import Learner
+from ..base import Diagnosing, Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
 from .search import CodeSearch, check_search
@@ -127,8 +128,7 @@ class CodeReplay(Learner):
         random = RandomState(seed, "autoencoder")
         coding = Network(autoencoder, autoencoder_optimizer, random=random, name="autoencoder", **shared)
         check_second(autoencoder, "autoencoder", ("encode", "decode"))
-        if not isinstance(memory, Memory):
-            raise InvalidType(f"the memory must be a Memory such as ReservoirMemory(1000), this is {memory!r}")
+        check_memory(memory, Memory)
         schedule = Schedule(autoencoder_epochs, autoencoder_budget, autoencoder_batch, refresh, refresh_every)
         check_positive(budget=budget, copies=copies, snapshot_every=snapshot_every)
         if budget % copies:
@@ -145,7 +145,7 @@ class CodeReplay(Learner):
         self.autoencode_incoming, self.autoencode_test = autoencode_incoming, autoencode_test
         self.autoencode_virtual = autoencode_virtual
         self.snapshot_every, self.exclude_current_task = snapshot_every, exclude_current_task
-        self.coded = CodedMemory(memory, coding, Codec.of(coding, codes, statistics), schedule, seed)
+        self.coded = CodedMemory(memory, coding, Codec(coding, coding.frozen(), codes, statistics), schedule, seed)
         self.previous: dict[str, Tensor] | None = None  # θ′, for the search alone
         self._batches_since_snapshot = 0
 
@@ -153,11 +153,6 @@ class CodeReplay(Learner):
     def autoencoder(self) -> nn.Module:
         """The autoencoder."""
         return self.coded.network.model
-
-    @property
-    def autoencoder_optimizer(self) -> torch.optim.Optimizer:
-        """The autoencoder's optimizer."""
-        return self.coded.network.optimizer
 
     @property
     def codec(self) -> Codec:
@@ -233,7 +228,8 @@ class CodeReplay(Learner):
         stored = None if self.search is None else self._interfered(self.search, codes, virtual, excluded, distinct)
         if stored is None:  # there is no search, or it led too far out
             stored = self.memory.sample(distinct, exclude_task=excluded)
-        return self._readable(stored).take(torch.arange(len(stored)).repeat(self.copies))
+        replayed = replace(stored, x=self.codec.read(stored.x), y=stored.y.to(self.device))
+        return replayed.take(torch.arange(len(stored)).repeat(self.copies))
 
     def _interfered(self, search: CodeSearch, codes: Tensor, virtual: Batch, excluded: Any, count: int) -> Batch | None:
         """Return the stored codes nearest to where the search from the incoming ones leads."""
@@ -249,9 +245,6 @@ class CodeReplay(Learner):
                 raise
             except (RuntimeError, ValueError) as problem:
                 raise InvalidInput(f"the codes cannot be searched: {problem}") from problem
-
-    def _readable(self, stored: Batch) -> Batch:
-        return replace(stored, x=self.codec.read(stored.x), y=stored.y.to(self.device))
 
     def _excluded(self, task: Tensor | int | None) -> Tensor | int | None:
         return task if self.exclude_current_task else None
@@ -272,10 +265,6 @@ class CodeReplay(Learner):
     def rebuild(self, x: Tree) -> Tensor:
         """Return inputs as they are read after they have been stored: what the classifier learns from."""
         return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
-
-    def reconstruction_errors(self, x: Tree) -> Tensor:
-        """Return the mean squared error of each input after it has been stored, on the scale of the classifier."""
-        return torch.cat([(after - x).square().flatten(1).double().mean(1) for x, after in self._rebuilt(x)])
 
     def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
         """Return prepared inputs, and the same read from their codes, part by part."""
@@ -311,12 +300,11 @@ class CodeReplay(Learner):
     def _test_codec(self) -> Codec | None:
         return self.codec if self.autoencode_test else None
 
-    def _virtual_gradient(self, plain: Plain, batch: Batch) -> Passed:
+    def _diagnosing(self, batch: Batch) -> Diagnosing:
         x = self._inputs(batch.x)
-        return plain.virtual_gradient(replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x))
-
-    def _diagnosed_step(self) -> tuple[VirtualStep, Layers]:
-        return "sgd", "all"
+        virtual = replace(batch, x=self.codec.through(x)[1] if self.autoencode_virtual else x)
+        plain = Plain(self.network, self.loss, Clean(), self.codec.read)
+        return plain, self.plain.virtual_gradient(virtual), "sgd", "all"
 
     def _check_inputs(self, x: Tree) -> None:
         """Refuse inputs that are not one tensor, or do not look like those before."""

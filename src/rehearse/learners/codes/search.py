@@ -58,8 +58,7 @@ class CodeSearch:
         self, memory: Memory, codec: Codec, codes: Tensor, previous: View, ahead: View, exclude_task: Any, count: int
     ) -> Batch | None:
         """Return the ``count`` stored codes nearest to where the search leads from these, or None if it fails."""
-        decode = partial(codec.decode, dtype=previous.dtype or torch.float32)
-        found = self(codec.floats(codes), decode, previous, ahead)
+        found = self(codec.floats(codes), partial(self._terms, codec, previous, ahead))
         if found is not None:
             if self.candidates is None:
                 candidates = memory.all(exclude_task)
@@ -71,25 +70,24 @@ class CodeSearch:
             self.search.fallbacks += 1  # finite points, but too far out for distances to be finite
         return None
 
-    def __call__(self, codes: Tensor, decode: Callable[[Tensor], Tensor], previous: View, ahead: View) -> Tensor | None:
-        """Return where the search leads from these codes, or None if that is not finite."""
+    def __call__(self, codes: Tensor, terms_of: Callable[[Tensor], list[Tensor]]) -> Tensor | None:
+        """Return where the search leads from these codes, or None if that is not finite; ``terms_of`` is `_terms`."""
         first: list[Tensor] = []
 
         def objective(z: Tensor) -> Tensor:
-            terms = self._terms(z, decode, previous, ahead)
+            terms = terms_of(z)
             first[:] = first or [term.detach() for term in terms]
             return terms[0].sum()
 
         found = self.search(objective, codes)
         if found is not None and self.search.searches % MEASURED_EVERY == 1:
             with torch.no_grad():
-                before = first or self._terms(codes, decode, previous, ahead)
-                self.search.note([*before, *self._terms(found, decode, previous, ahead)])
+                self.search.note([*(first or terms_of(codes)), *terms_of(found)])
         return found
 
-    def _terms(self, z: Tensor, decode: Callable[[Tensor], Tensor], previous: View, ahead: View) -> list[Tensor]:
+    def _terms(self, codec: Codec, previous: View, ahead: View, z: Tensor) -> list[Tensor]:
         """Return the objective of each point, and what it is made of, in the order of `MEASURES`."""
-        x = decode(z)
+        x = codec.decode(z, previous.dtype or torch.float32)
         log_previous, log_ahead = previous.classify(x), ahead.classify(x)
         kl, uncertain, uncertain_after = divergence(log_previous, log_ahead), entropy(log_previous), entropy(log_ahead)
         objective = self.kl * kl - self.entropy * uncertain - self.ahead_entropy * uncertain_after

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ...batch import Batch, Step, Tree, checked_batch, checked_inputs, tree_map, tree_parts, unchanged
+from ...batch import Batch, Step, Tree, tree_map, unchanged
 from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
@@ -23,9 +22,7 @@ from ...states import copied, load_network_state, network_state
 from ...undo import Operations, all_or_nothing, assign, run
 from ..base import Learner
 from .objectives import Objective, classifier_objective, generator_objective, soft_cross_entropy
-from .retrieval import Imagined, LatentRetrieval, Retrieved, check_generator, check_retrievals, naming_the_search
-
-EVALUATION_SEED: Final = 0  # the noise of evaluation is the same for every learner and at every time
+from .retrieval import Imagined, LatentRetrieval, check_generator, check_retrievals, naming_the_search
 
 
 class Previous(NamedTuple):
@@ -207,12 +204,9 @@ class GenerativeReplay(Learner):
             return past  # nothing has been learned since
         return past._replace(previous=Previous(self.network.frozen(), self.generator_network.frozen()), batches=0)
 
-    def _beta(self, past: Past) -> float:
-        return min(past.samples / self.warmup, self.beta)
-
     def _bounds(self, past: Past, found: Any) -> Tensor:
         """Return reconstruction + β · KL of what the generator's ``loss`` found, one value per sample."""
-        return Elbo(*found).total(self._beta(past))
+        return Elbo(*found).total(min(past.samples / self.warmup, self.beta))
 
     def _stale(self, *done: Descended) -> tuple[NamedGradient | None, ...]:
         """Return the last steps' gradients, if a retrieval asks for them."""
@@ -296,45 +290,6 @@ class GenerativeReplay(Learner):
             return [first if replayed is None else first + self.replay_weight * each[n:].mean()]
 
         return descend(self.generator_network, _joined(batch, replayed), objective, updates, method="loss")
-
-    # ------------------------------------------------------------------------------------------------- measurements
-
-    def generator_losses(self, x: Tree) -> Elbo:
-        """Return −ELBO of each sample in its two parts, in eval mode, with noise that is the same every time."""
-        with self._measuring() as generator:
-            parts = [generator.loss(part) for part in tree_parts(self._inputs(checked_inputs(x)))]
-        return Elbo(*(torch.cat(values) for values in zip(*parts, strict=True)))
-
-    def imagine(self, samples: int) -> Tensor:
-        """Return samples of the present generator, from the same points in latent space every time."""
-        check_positive(samples=samples)
-        with self._measuring() as generator:
-            return generator.decode(self._prior(samples))
-
-    def reconstruct(self, x: Tree) -> Tensor:
-        """Return what the present generator makes of inputs, through the mean of their code."""
-        with self._measuring() as generator:
-            return generator.decode(generator.encode(self._inputs(checked_inputs(x)))[0])
-
-    @contextlib.contextmanager
-    def _measuring(self) -> Iterator[View]:
-        """Yield the present generator in eval mode; its noise is the same every time."""
-        network = self.generator_network
-        with self._read_only(), borrowed(RandomState(EVALUATION_SEED, "evaluation")), network.looking("evaluation"):
-            yield View(network, network.twin.tensors())
-
-    def retrieve(self, x: Tree, y: Any) -> Retrieved:
-        """Return what a step of the present task on this batch would replay: Figures 2 and 3. Changes nothing."""
-        with self._read_only(), borrowed(self.network.random), contextlib.ExitStack() as undo:
-            for search in self._searches():
-                undo.callback(search.snapshot())
-            batch = self._prepared(checked_batch(x, y))
-            past = self.past._replace(samples=self.past.samples + len(batch))
-            found = self._retrieve(batch, past, labeled=True), self._retrieve(batch, past, labeled=False)
-        both = zip(found, (self.classifier_retrieval, self.generator_retrieval), strict=True)
-        # Samples whose search starts from the incoming ones stay in their order, each below its own.
-        ranked = [one.ranked() if one and own and own.init == "prior" else one for one, own in both]
-        return Retrieved(batch.x, *(None if one is None else one.x for one in ranked))
 
     def diagnostics(self) -> dict[str, Any]:
         """Return searches, fallbacks, and mean interference and entropy around a search, for both networks."""

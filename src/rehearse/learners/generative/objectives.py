@@ -68,8 +68,7 @@ def diversity(z: Tensor) -> Tensor:
     The sum over pairs is n times the sum of squared distances from the mean.
     """
     n, size = z.shape
-    total: Tensor = (z - z.mean(0)).square().sum() * (n / max(n - 1, 1) / size)
-    return total
+    return (z - z.mean(0)).square().sum() * (n / max(n - 1, 1) / size)
 
 
 def shell(z: Tensor) -> Tensor:

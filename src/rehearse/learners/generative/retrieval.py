@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ...checks import check_choice, check_positive, is_number
+from ...checks import check_choice, check_positive, check_rebuilt, is_number
 from ...errors import InvalidInput, InvalidType, NotFinite
 from ...latent import LatentSearch, View
 from ...network import NamedGradient, Network, VirtualStep
@@ -32,14 +32,6 @@ class Imagined(NamedTuple):
             return self
         interference, order = self.interference.sort(descending=True, stable=True)
         return Imagined(self.x[order], self.probabilities[order], interference)
-
-
-class Retrieved(NamedTuple):
-    """What a step replays, as the networks see it: Figures 2 and 3."""
-
-    incoming: Tensor
-    classifier: Tensor | None
-    generator: Tensor | None
 
 
 @dataclass
@@ -164,15 +156,12 @@ def check_generator(network: Network, x: Tensor, latent: int, *, searched: bool)
     """
     with network.looking("evaluation"):
         tensors = network.twin.tensors()
-        codes = network.ask("encode", x, tensors)
-        if not _are_two(codes, (len(x), latent)):
-            shape = len(x), latent
+        codes, shape = network.ask("encode", x, tensors), (len(x), latent)
+        if not _are_two(codes, shape):
             raise InvalidInput(f"generator.encode must return a tuple of a mean and a log-variance of shape {shape}")
         with torch.enable_grad():
             decoded = network.ask("decode", codes[0].detach().requires_grad_(), tensors)
-        if not isinstance(decoded, Tensor) or decoded.shape != x.shape:
-            found = tuple(decoded.shape) if isinstance(decoded, Tensor) else type(decoded).__name__
-            raise InvalidInput(f"generator.decode returns {found}; inputs have shape {tuple(x.shape)}")
+        check_rebuilt(x, decoded, "generator")
         if not bool(decoded.isfinite().all()):
             raise InvalidInput("generator.decode returns numbers that are not finite")
         if searched and not decoded.requires_grad:

@@ -18,13 +18,8 @@ def load(name: str, data_dir: str | PathLike[str] | None = None, split_seed: int
     """The data set of that name; ``split_seed`` matters only where testing images are drawn (digits5k)."""
     if data_dir is not None and not Path(data_dir).expanduser().is_dir():
         raise DataError(f"there is no directory {data_dir}; leave data_dir out to look in REHEARSE_DATA and the cache")
-    match name:
-        case "mnist":
-            return mnist.load(data_dir)
-        case "cifar10":
-            return cifar10.load(data_dir)
-        case "miniimagenet":
-            return miniimagenet.load(data_dir)
-        case "digits5k":
-            return digits5k.load(split_seed)
-    raise InvalidInput(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
+    if name == "digits5k":
+        return digits5k.load(split_seed)
+    if name not in NAMES:
+        raise InvalidInput(f"there is no data set {name!r}; there are {', '.join(NAMES)}")
+    return {"mnist": mnist.load, "cifar10": cifar10.load, "miniimagenet": miniimagenet.load}[name](data_dir)

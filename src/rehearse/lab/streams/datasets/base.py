@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rehearse.errors import DataError
 from rehearse.lab.extras import needs
+from rehearse.lab.limits import read_limited
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,10 +57,12 @@ def digest(content: bytes, algorithm: str) -> str:
     return hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
 
 
-def read_file(path: Path, advice: str) -> bytes:
-    """The bytes of a file that must be there."""
+def read_file(path: Path, advice: str, most: int) -> bytes:
+    """The bytes of a file that must be there, and hold no more than this."""
     try:
-        return path.read_bytes()
+        return read_limited(path, most)
+    except DataError as problem:
+        raise DataError(f"{problem}: it is another file; {advice}") from problem
     except OSError as problem:
         raise DataError(f"{path} cannot be read ({problem.strerror}); {advice}") from problem
 
@@ -70,7 +73,8 @@ def check_content(path: Path, content: bytes, size: int, checksum: str, advice: 
     Every loaded byte is checked, every time: it costs a fraction of a second, and every number depends on it.
     """
     if len(content) != size:
-        found = f"{path} holds {len(content):,} bytes and should hold {size:,}"
+        holds = "more" if len(content) > size else f"{len(content):,} bytes"
+        found = f"{path} holds {holds} and should hold {size:,}"
         raise DataError(f"{found}: it is truncated, half downloaded or another file; {advice}")
     check_digest(path, content, checksum, advice)
 

@@ -18,6 +18,7 @@ from rehearse.errors import DataError
 Progress: TypeAlias = Callable[[str, int, int | None], None]  # file, bytes so far, bytes in all where known
 
 CHUNK = 1 << 16
+UNPACKED = 400_000_000  # bytes in all: twice what CIFAR-10 takes
 PATIENCE = 30  # seconds without a byte before a connection counts as broken
 
 
@@ -101,7 +102,12 @@ def extract(archive: Path, folder: Path) -> list[Path]:
     """Unpack a tar file into ``folder``, or refuse it whole: only plain files and directories inside it."""
     try:
         with tarfile.open(archive) as tar, tempfile.TemporaryDirectory(dir=folder) as temporary:
-            files = [member for member in map(_harmless, tar.getmembers()) if member.isfile()]
+            size, files = 0, []
+            for member in tar:
+                size += member.size
+                if size > UNPACKED:
+                    raise DataError(f"{archive} declares more than {UNPACKED:,} bytes; nothing was unpacked")
+                files += [member] if _harmless(member).isfile() else []
             for member in files:
                 target = Path(temporary, member.name)
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -106,7 +106,7 @@ def _data_sets() -> dict[str, _Known]:
         "cifar10": _Known(
             "CIFAR-10, 162 MB to download",
             "rehearse data fetch cifar10",
-            lambda data_dir: cifar10.find(data_dir)[0],
+            cifar10.find,
             _check_cifar10,
             _fetch_cifar10,
         ),
@@ -164,17 +164,16 @@ def _check_mnist(data_dir: Any) -> Iterator[Check]:
 
 
 def _check_cifar10(data_dir: Any) -> Iterator[Check]:
-    folder, version = cifar10.find(data_dir)
-    read = cifar10.read_binary if version is cifar10.BINARY else cifar10.read_python
-    for name, checksum in version.files.items():
-        yield _check(folder / name, read, folder / name, checksum)
+    folder = cifar10.find(data_dir)
+    for name, checksum in cifar10.FILES.items():
+        yield _check(folder / name, cifar10.read_binary, folder / name, checksum)
 
 
 def _check_miniimagenet(data_dir: Any) -> Iterator[Check]:
     folder = miniimagenet.find(data_dir)
     for name, checksum in miniimagenet.LISTS.items():
         path = folder / name
-        content = read_file(path, miniimagenet.ADVICE)
+        content = read_file(path, miniimagenet.ADVICE, miniimagenet.LIST_BYTES)
         yield _check(path, check_digest, path, content, checksum, miniimagenet.ADVICE)
     files = [file for file, _ in miniimagenet.read_lists(folder)]
     lacking = [file for file in files if not (folder / "images" / file).is_file()]

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import csv
 import os
+import struct
 import tempfile
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,8 @@ from rehearse.lab.streams.datasets.base import Dataset, cache_directory, digest,
 
 SIDE = 84
 TRAINING_SHARE = 0.8
+PIXELS = 40_000_000  # of a picture, before and after it is resized: 120 MB
+LIST_BYTES = 20_000_000  # of a list with half a million names
 LISTS = MappingProxyType(
     {
         "train.csv": "md5:9525e1538f67719f18f1936bf8d0782d",
@@ -75,7 +77,7 @@ def read_lists(folder: Path) -> list[tuple[str, str]]:
     """File name and class of every image: the classes of train.csv first, then val.csv, then test.csv."""
     entries: list[tuple[str, str]] = []
     for name in LISTS:
-        text = read_file(folder / name, ADVICE).decode("utf-8", errors="replace")
+        text = read_file(folder / name, ADVICE, LIST_BYTES).decode("utf-8", errors="replace")
         lines = list(csv.reader(text.splitlines()))
         if not lines or lines[0] != ["filename", "label"]:
             raise DataError(f"{folder / name} must begin with the line filename,label. {ADVICE}")
@@ -111,12 +113,15 @@ def read_image(path: Path) -> NDArray[np.uint8]:
     with needs("pillow", "lab"):
         from PIL import Image
     try:
-        with Image.open(path) as file:
+        # other formats are not only pictures: some start programs
+        with Image.open(path, formats=("JPEG", "PNG")) as file:
+            width, height = file.size
+            short = min(width, height)
+            if max(width * height, SIDE * SIDE * max(width, height) // short) > PIXELS:
+                raise DataError(f"its {width:,} × {height:,} pixels are too many")
             picture = file.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as problem:
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as problem:
         raise DataError(f"{path} is missing, truncated or no image ({problem}). {ADVICE}") from problem
-    width, height = picture.size
-    short = min(width, height)
     if short != SIDE:
         size = (max(SIDE, width * SIDE // short), max(SIDE, height * SIDE // short))
         picture = picture.resize(size, Image.Resampling.BILINEAR)
@@ -150,12 +155,12 @@ def _decode_into(
 
 def _open(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     try:
-        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as problem:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (OSError, ValueError, EOFError, TypeError, SyntaxError, OverflowError) as problem:
         raise DataError(f"{path} is damaged ({problem}); delete it, and the images are decoded anew") from problem
     if array.shape != shape or array.dtype != np.uint8:
         raise DataError(f"{path} is not the {shape} bytes of the lists; delete it, and the images are decoded anew")
-    return array  # type: ignore[no-any-return]
+    return array
 
 
 def _writable(folder: Path) -> bool:

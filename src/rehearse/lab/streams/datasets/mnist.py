@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import zlib
 from os import PathLike
 from pathlib import Path
@@ -83,10 +84,10 @@ def find(data_dir: str | PathLike[str] | None = None) -> dict[str, Path]:
 
 def read_idx(path: Path, known: IdxFile) -> NDArray[np.uint8]:
     """The array in a file, after its size, header, checksum and (for labels) range were found right."""
-    content = read_file(path, ADVICE)
+    content = read_file(path, ADVICE, 1000 + 2 * known.size)
     if path.suffix == ".gz":
         try:
-            content = gzip.decompress(content)
+            content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(known.size + 1)
         except (OSError, EOFError, zlib.error) as problem:
             raise DataError(f"{path} is no complete gzip file ({problem}); {ADVICE}") from problem
     if content[: len(known.header)] != known.header:

@@ -1,0 +1,157 @@
+"""Run the suites in two processes, report as they end, and write docs/reliability.md.
+
+A suite is a module beside this one with ``run(tries, seed) -> Result``. Those that are not there yet are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import multiprocessing
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from .result import Result
+
+HERE = Path(__file__).parent
+PROCESSES, SHOWN = 2, 20
+
+
+class Suite(NamedTuple):
+    """How often the whole tries, and what must hold every time."""
+
+    tries: int
+    title: str
+    promise: str
+
+
+SUITES = {  # those that take longest first
+    "endless": Suite(
+        1_000_000,
+        "Steps of a small learner, in RAM and mapped, with saves and deletions",
+        "Memory, open files, files on disk and the time of a step do not grow.",
+    ),
+    "threads": Suite(
+        1_000_000,
+        "Predictions from four threads beside a learning one",
+        "Each is the prediction of a state that the learner went through; readers change nothing, torch's random state "
+        "included; a second learner in a thread of its own learns what it learns alone.",
+    ),
+    "file_layer": Suite(
+        10_000,
+        "Failed, lost and reordered writes, and stops between them",
+        "After a restart the state is the last completed one, or an error says what to do.",
+    ),
+    "hostile_checkpoints": Suite(
+        20_000,
+        "Damaged and well-formed hostile checkpoints",
+        "Each is refused with an error of rehearse and changes nothing, or is a valid state.",
+    ),
+    "hostile_results": Suite(
+        10_000,
+        "Hostile result, spec and data files",
+        "Each is refused with an error of rehearse, in little time and memory.",
+    ),
+    "kills": Suite(
+        1_000,
+        "SIGKILLs while learning and saving: all methods, memories in RAM and mapped",
+        "A restart loads the last checkpoint, and the end is that of an uninterrupted run, bit for bit.",
+    ),
+    "bad_inputs": Suite(
+        100_000,
+        "Calls with a bad argument: learning, looking, deleting, loading, constructing",
+        "Each is refused with an error of rehearse and changes nothing, or works.",
+    ),
+    "interrupts": Suite(
+        10_000,
+        "Exceptions inside observe and forget, for every learner",
+        "The state is that before the call or that after it, bit for bit; nothing is left replaced.",
+    ),
+}
+
+
+class Outcome(NamedTuple):
+    """What a suite found, and what it took."""
+
+    name: str
+    result: Result
+    seconds: float
+    cpu: float
+
+
+def available() -> list[str]:
+    """Return the suites that are there."""
+    return [name for name in SUITES if importlib.util.find_spec(f"{__package__}.{name}")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return 1 if anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
+    parser.add_argument("--share", type=float, default=1.0, help="of the tries of each suite")
+    parser.add_argument("--only", nargs="+", choices=available(), default=available(), metavar="NAME")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--write", type=Path, help="the page to write")
+    asked = parser.parse_args(arguments)
+    outcomes = run([(name, max(round(SUITES[name].tries * asked.share), 1)) for name in asked.only], asked.seed)
+    if asked.write:
+        asked.write.write_text(page(outcomes), "utf-8")
+    return int(any(outcome.result.failures for outcome in outcomes))
+
+
+def run(suites: list[tuple[str, int]], seed: int) -> list[Outcome]:
+    """Run suites, each with its number of tries in a process of its own; return the outcomes in the order given."""
+    sys.path[:0] = [str(HERE.parent / "contract"), str(HERE.parent)]  # which the processes inherit
+    outcomes = dict[str, Outcome]()
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, mp_context=fresh, max_tasks_per_child=1) as pool:
+        for future in as_completed([pool.submit(outcome, name, tries, seed) for name, tries in suites]):
+            found = future.result()
+            outcomes[found.name] = found
+            print(line(found), flush=True)
+    return [outcomes[name] for name, _ in suites]
+
+
+def outcome(name: str, tries: int, seed: int) -> Outcome:
+    """Run a suite in this process."""
+    import torch
+
+    torch.set_num_threads(1)
+    started = time.perf_counter()
+    try:
+        result = importlib.import_module(f"{__package__}.{name}").run(tries, seed)
+    except Exception:
+        result = Result(0, [traceback.format_exc()])
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(one.ru_utime + one.ru_stime for one in used)
+    return Outcome(name, Result(*result), time.perf_counter() - started, cpu)
+
+
+def line(found: Outcome) -> str:
+    """Return what is printed of a suite."""
+    tries, failures = found.result
+    took = f"{found.seconds:>7.1f} s {found.cpu:>7.1f} CPU s"
+    text = f"{found.name:<20} {tries:>9,} tries {len(failures):>5} failures {took}"
+    more = [f"    … {len(failures) - SHOWN} more"] if len(failures) > SHOWN else []
+    return "\n".join([text, *(f"    {failure}" for failure in failures[:SHOWN]), *more])
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """Return the page: the template with a table of what was tried, and with what."""
+    from rehearse.lab.environment import environment
+
+    rows = [
+        f"| {SUITES[found.name].title} | {found.result.tries:,} | {len(found.result.failures):,} "
+        f"| {SUITES[found.name].promise} | {found.cpu:,.0f} |"
+        for found in outcomes
+    ]
+    facts = {name: value for name, value in environment().items() if isinstance(value, str)}
+    cpu = f"{sum(found.cpu for found in outcomes):,.0f}"
+    return Template((HERE / "reliability.md").read_text("utf-8")).substitute(facts, rows="\n".join(rows), cpu=cpu)
