@@ -200,7 +200,7 @@ def test_a_tuple_of_inputs_is_scored_as_one() -> None:
 
 def test_parts_of_different_length_are_refused() -> None:
     one = build(Pair())
-    with pytest.raises(InvalidInput, match="x has 2 samples, y has 3"):
+    with pytest.raises(InvalidInput, match="the parts of x have different numbers of samples"):
         one.observe((torch.zeros(3, 2, 2), torch.zeros(2)), torch.zeros(3, dtype=torch.long))
 
 
