@@ -4,6 +4,7 @@ from .batch import Batch
 from .checkpoint import load, save
 from .errors import RehearseError
 from .learners import CodeReplay, Finetune, GenerativeReplay, Learner, Replay, Step
+from .learners.strong import strong_replay
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from .retrieval import HighestLoss, MostInterfered, Uniform
 
@@ -12,5 +13,5 @@ __version__ = "0.1.0"
 __all__ = [
     "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "HighestLoss", "Learner", "Memory",
     "MostInterfered", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step", "Uniform", "__version__",
-    "load", "save",
+    "load", "save", "strong_replay",
 ]  # fmt: skip

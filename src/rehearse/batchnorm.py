@@ -42,6 +42,10 @@ class BatchNormPolicy:
         """Return the buffers to predict with in place of the model's own, by name; none by default."""
         return {}
 
+    def __repr__(self) -> str:
+        """Return the ``batchnorm`` argument that stands for it."""
+        return repr(type(self).__name__.lower())
+
     def snapshot(self) -> Restore:
         """Return a function that restores the policy's own state; it has none by default."""
         return lambda: None
@@ -75,6 +79,10 @@ class Recalibrated(BatchNormPolicy):
         """Set the number of stored samples below which the model's own statistics are used."""
         self.least = least
         self._cached: tuple[list[Any], dict[str, Tensor]] = [], {}
+
+    def __repr__(self) -> str:
+        """Return the ``batchnorm`` argument that stands for it."""
+        return repr("auto") if self.least == ENOUGH else super().__repr__()
 
     def statistics(self, model: nn.Module, memory: Memory, forward: Forward) -> dict[str, Tensor]:
         """Return the re-estimated statistics."""

@@ -87,6 +87,10 @@ def check_not_negative(**numbers: Any) -> None:
     _each(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
 
 
+def check_fractions(**numbers: Any) -> None:
+    _each(numbers, lambda number: is_number(number) and 0 <= number <= 1, "a number between 0 and 1")
+
+
 def check_coefficients(**weights: Any) -> None:
     _each(weights, lambda weight: is_number(weight) and math.isfinite(weight), "a finite number")
 

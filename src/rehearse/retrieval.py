@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .batch import Batch
 from .checks import check_choice, check_limit, check_positive
+from .described import Described
 from .engine import Engine, Layers
 from .memory import Memory
 from .network import VirtualStep
@@ -63,7 +64,7 @@ class Retrieval(Protocol):
         """
 
 
-class Uniform:
+class Uniform(Described):
     """Retrieve at random: experience replay (ER).
 
     With ``candidates``, that many samples pass through the network as in `MostInterfered`, and the budget is taken
@@ -86,8 +87,8 @@ class Uniform:
         return Retrieved(candidates.take(torch.arange(min(budget, len(candidates)))))
 
 
-@dataclass(eq=False)
-class MostInterfered:
+@dataclass(eq=False, repr=False)
+class MostInterfered(Described):
     """Retrieve the samples whose loss the coming step would raise most (MIR).
 
     Of C candidates drawn at random, those with the highest
@@ -103,7 +104,8 @@ class MostInterfered:
         layers: ``head`` steps the last layer alone, which needs one pass through the body instead of two.
         virtual_step: ``sgd`` as in the paper, or ``optimizer`` for the optimizer's own next step.
         every: Score in every so many steps only: the best of the candidates are then replayed in as many steps, the
-            highest first. 2 halves what scoring costs, and replays twice as many of the candidates.
+            highest first. 2 halves what scoring costs, and replays twice as many of the candidates. Needs ``every`` ×
+            budget candidates, and looks at the slots of the whole memory in each step.
 
     Raises:
         InvalidInput: If one of them is not one of the above.
@@ -138,10 +140,10 @@ class MostInterfered:
         return left if self.every == 1 else _next(memory, left, budget)  # B_MC
 
 
-class HighestLoss:
+class HighestLoss(Described):
     """Retrieve the samples whose loss is highest now: a control that looks at no step ahead.
 
-    Of C candidates drawn at random, those with the highest s(x) = ℓ(f_θ(x), y). They stand where interference does.
+    Of C candidates drawn at random, those with the highest s(x) = ℓ(f_θ(x), y), which is reported as interference.
     """
 
     needs_gradient = False
@@ -175,7 +177,8 @@ def _left(memory: Memory, incoming: Batch, budget: int) -> Retrieved:
     slots = memory.slots(exclude_task=incoming.task)
     scores = memory.fact(WAITING, slots, fill=-torch.inf)
     waiting = scores > -torch.inf
-    if int(waiting.sum()) < min(budget, 2):  # a lone sample may have no batch statistics
+    if int(waiting.sum()) < min(budget, 2):  # a lone sample may have no batch statistics: it is dropped
+        memory.note(WAITING, slots[waiting], -torch.inf)
         return Retrieved()
     return _ranked(memory.get(slots[waiting]), scores[waiting], len(slots))
 

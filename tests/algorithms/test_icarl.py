@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from rehearse.errors import InvalidInput, InvalidType
 from rehearse.learners import ICaRL
-from rehearse.learners.icarl import class_means, herding
+from rehearse.learners.icarl import herding
+from rehearse.learners.nearest_mean import class_means
 from rehearse.memory import ExemplarMemory, ReservoirMemory
 from rehearse.nets import ReducedResNet18
 from sameness import assert_same, frozen

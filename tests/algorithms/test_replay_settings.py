@@ -61,7 +61,7 @@ def test_recalibration_leaves_frozen_batch_norm_alone() -> None:
     for _ in range(3):
         learner.observe(torch.rand(5, 6), torch.randint(0, 3, (5,)))
     with learner.network.looking("evaluation"):
-        statistics = learner._statistics()
+        statistics = learner._substitutes()
     assert "0.running_mean" not in statistics
     assert not torch.equal(statistics["2.running_mean"], model[2].running_mean)
 

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rehearse import Batch, MostInterfered, Replay, ReservoirMemory, Uniform
+from rehearse import Batch, HighestLoss, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.batchnorm import Clean
 from rehearse.engine import Plain
 from rehearse.errors import InvalidInput
@@ -165,7 +166,7 @@ def test_if_fewer_samples_than_the_budget_are_stored_all_are_retrieved() -> None
     memory = ReservoirMemory(30)
     memory.add(torch.randn(3, 8), torch.tensor([0, 1, 2]), task=0)
     gradient = gradient_of(model, incoming())
-    for retrieval in (Uniform(), Uniform(7), MostInterfered(), MostInterfered(None)):
+    for retrieval in (Uniform(), Uniform(7), MostInterfered(), MostInterfered(None), HighestLoss(), HighestLoss(None)):
         retrieved, interference = retrieval(memory, incoming(1), gradient, engine, 10)
         assert retrieved is not None
         assert retrieved.slots is not None
@@ -173,7 +174,10 @@ def test_if_fewer_samples_than_the_budget_are_stored_all_are_retrieved() -> None
         assert interference is None or len(interference) == 3
 
 
-@pytest.mark.parametrize("retrieval", [Uniform(), Uniform(7), MostInterfered(), MostInterfered(None, "mi2")])
+@pytest.mark.parametrize(
+    "retrieval",
+    [Uniform(), Uniform(7), MostInterfered(), MostInterfered(None, "mi2"), MostInterfered(every=2), HighestLoss()],
+)
 def test_without_eligible_samples_nothing_is_retrieved_drawn_or_passed(retrieval: Any) -> None:
     """The learner does not ask: of an empty memory, and of one that holds samples of the incoming task alone."""
     model, _, _ = setting()
@@ -244,7 +248,9 @@ def test_the_control_passes_candidates_and_takes_the_budget_from_them() -> None:
     assert engine.network.samples_passed == len(drawn)
 
 
-@pytest.mark.parametrize("retrieval", [Uniform(9), MostInterfered(9, "mi2"), MostInterfered(None, layers="head")])
+@pytest.mark.parametrize(
+    "retrieval", [Uniform(9), MostInterfered(9, "mi2"), MostInterfered(None, layers="head"), HighestLoss(9)]
+)
 def test_retrieving_leaves_the_model_and_the_gradient_alone(retrieval: Any) -> None:
     model, engine, memory = setting()
     gradient = gradient_of(model, incoming())
@@ -256,7 +262,7 @@ def test_retrieving_leaves_the_model_and_the_gradient_alone(retrieval: Any) -> N
 
 @pytest.mark.parametrize("candidates", [0, -1, 2.5, True, "50"])
 def test_invalid_candidates(candidates: Any) -> None:
-    for kind in (Uniform, MostInterfered):
+    for kind in (Uniform, MostInterfered, HighestLoss):
         with pytest.raises(InvalidInput, match="candidates"):
             kind(candidates)
 
@@ -264,3 +270,171 @@ def test_invalid_candidates(candidates: Any) -> None:
 def test_invalid_criterion() -> None:
     with pytest.raises(InvalidInput, match="mi3"):
         MostInterfered(50, "mi3")  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------------------- the highest loss
+
+
+@pytest.mark.parametrize("task", [None, 2])
+@pytest.mark.parametrize("candidates", [None, 12])
+def test_the_highest_losses_match_the_literal_computation(candidates: int | None, task: int | None) -> None:
+    model, engine, memory = setting()
+    twin = setting()[2]
+    twin.load_state_dict(memory.state_dict())
+    for _ in range(3):
+        retrieved, losses = HighestLoss(candidates)(memory, incoming(task), None, engine, 6)
+        drawn = twin.all(task) if candidates is None else twin.sample(candidates, task)
+        assert drawn.slots is not None
+        each = zip(drawn.slots.tolist(), drawn.x, drawn.y, strict=True)
+        literal_losses = {slot: loss_of(model, x, y) for slot, x, y in each}
+        ranked = sorted(literal_losses, key=lambda slot: (-literal_losses[slot], slot))[:6]
+        assert retrieved is not None
+        assert retrieved.slots is not None
+        assert losses is not None
+        assert retrieved.slots.tolist() == ranked
+        torch.testing.assert_close(losses, torch.tensor([literal_losses[slot] for slot in ranked]))
+    assert engine.network.samples_passed == 3 * len(drawn)  # one pass each
+
+
+# --------------------------------------------------------------------------------------------- every so many steps
+
+
+def scoring(every: int = 3, **options: Any) -> tuple[Replay, list[list[int]]]:
+    """A learner, and the slots of the candidates of each scoring pass."""
+    torch.manual_seed(0)
+    model, passes = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)), list[list[int]]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    retrieval = Noting(12, passes, every=every)
+    return Replay(model, optimizer, Closed(30), retrieval, budget=4, **options), passes
+
+
+class Noting(MostInterfered):
+    """Writes down what it scores."""
+
+    def __init__(self, candidates: int, passes: list[list[int]], **options: Any) -> None:
+        super().__init__(candidates, **options)
+        self.passes = passes
+
+    def __call__(self, memory: Any, incoming: Batch, gradient: Any, engine: Any, budget: int) -> Any:
+        passes = self.passes
+
+        class Counting:
+            def losses(self, batch: Batch, *arguments: Any, **options: Any) -> Any:
+                assert batch.slots is not None
+                passes.append(batch.slots.tolist())
+                return engine.losses(batch, *arguments, **options)
+
+        return super().__call__(memory, incoming, gradient, Counting(), budget)  # type: ignore[arg-type]
+
+
+class Closed(ReservoirMemory):
+    """Keeps what it has."""
+
+    def _place(self, batch: Batch) -> Any:
+        return super()._place(batch) if self.seen == 0 else np.full(len(batch), -1)
+
+
+def feed(learner: Replay, steps: int) -> list[tuple[list[int], list[float]]]:
+    """Return what was replayed in each step, with its interference."""
+    found = []
+    for number in range(steps):
+        step = learner.observe(*small_batch(number))
+        assert step.replayed is not None
+        assert step.replayed.slots is not None
+        assert step.interference is not None
+        found.append((step.replayed.slots.tolist(), step.interference.tolist()))
+    return found
+
+
+def filled(**options: Any) -> tuple[Replay, list[list[int]]]:
+    learner, passes = scoring(**options)
+    learner.memory.add(torch.randn(30, 8), torch.randint(4, (30,)))
+    return learner, passes
+
+
+def waiting_in(learner: Replay) -> list[int]:
+    slots = learner.memory.slots()
+    return slots[learner.memory.fact("waiting", slots, -torch.inf) > -torch.inf].tolist()
+
+
+def test_scores_are_used_for_so_many_steps_the_highest_first() -> None:
+    learner, passes = filled()
+    found = feed(learner, 9)
+    assert len(passes) == 3
+    for candidates, steps in zip(passes, (found[:3], found[3:6], found[6:]), strict=True):
+        slots = [slot for chosen, _ in steps for slot in chosen]
+        scores = [score for _, interference in steps for score in interference]
+        assert sorted(slots) == candidates  # all twelve, each once
+        assert scores == sorted(scores, reverse=True)
+
+
+def test_the_first_of_them_are_those_of_every_step() -> None:
+    """The scoring step replays what it would without ``every``."""
+    often, rarely = filled(every=1)[0], filled(every=3)[0]
+    rarely.memory.load_state_dict(often.memory.state_dict())
+    assert feed(often, 1) == feed(rarely, 1)
+
+
+def test_what_is_forgotten_is_not_replayed() -> None:
+    learner, passes = filled()
+    first = feed(learner, 1)[0][0]
+    waiting = waiting_in(learner)
+    assert set(waiting) == set(passes[0]) - set(first)
+    learner.forget(slots=waiting[:5])
+    assert set(feed(learner, 1)[0][0]) == set(waiting[5:])  # three are left
+    assert len(passes) == 1
+    feed(learner, 1)
+    assert len(passes) == 2
+
+
+def test_a_lone_one_that_is_left_is_dropped() -> None:
+    learner, passes = filled()
+    feed(learner, 1)
+    lone, *others = waiting_in(learner)
+    learner.forget(slots=others)
+    steps = feed(learner, 3)
+    assert sorted(slot for slots, _ in steps for slot in slots) == passes[1]
+    assert len(passes) == 2
+    assert lone in learner.memory.slots().tolist()
+
+
+def test_samples_of_the_incoming_task_wait() -> None:
+    learner, _ = scoring()
+    learner.memory.add(torch.randn(30, 8), torch.randint(4, (30,)), task=[number % 2 for number in range(30)])
+    x, y = small_batch(0)
+    learner.observe(x, y, task=None)
+    for task in (0, 1):
+        step = learner.observe(x, y, task)
+        assert step.replayed is not None
+        assert set(step.replayed.task.tolist()) == {1 - task}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_waiting_samples_are_saved(cut: int) -> None:
+    whole, first, (other, passes) = filled()[0], filled()[0], filled()
+    first.load_state_dict(whole.state_dict())
+    for one in (whole, first):
+        for number in range(cut):
+            one.observe(*small_batch(number))
+    other.load_state_dict(frozen(first.state_dict()))
+    for one in (whole, other):
+        for number in range(cut, 8):
+            one.observe(*small_batch(number))
+    assert_same(other.state_dict(), whole.state_dict())
+    assert len(passes) < 8 - cut
+
+
+def small_batch(number: int) -> tuple[Tensor, Tensor]:
+    chance = torch.Generator().manual_seed(number)
+    return torch.randn(6, 8, generator=chance), torch.randint(4, (6,), generator=chance)
+
+
+def test_too_few_candidates_for_so_many_steps_are_refused() -> None:
+    parts = setting()
+    optimizer = parts[1].network.optimizer
+    for retrieval, budget in ((MostInterfered(50, every=3), 20), (MostInterfered(9), 10), (HighestLoss(9), 10)):
+        with pytest.raises(InvalidInput, match=r"candidates are fewer"):
+            Replay(parts[0], optimizer, parts[2], retrieval, budget=budget)
+    for every in (0, 1.5, True):
+        with pytest.raises(InvalidInput, match="every"):
+            MostInterfered(every=every)  # type: ignore[arg-type]

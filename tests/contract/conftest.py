@@ -35,6 +35,8 @@ SMALL = {
     "autoencoder_budget": 10,
     "autoencoder_epochs": 2,
     "refresh_every": 8,
+    "projection": CLASSES,
+    "augment": "shift",
 }
 
 

@@ -32,6 +32,7 @@ LEARNERS = [
     "replay uniform ce momentum 2 dropout",
     "replay mi2, balanced memory, batch 4",
     "replay mi2, mapped memory, batch 4",
+    "strong replay mi1, every second momentum 2 norm clean",
     "Finetune adam 1 chain",
     "AGEM adam 2 norm",
     "GEM momentum 1 chain",

@@ -29,6 +29,7 @@ CORE = {
     "replay uniform ce momentum 2 dropout": 4,
     "replay mi2, balanced memory, batch 4": 4,
     "replay mi2, mapped memory, batch 0": 4,
+    "strong replay mi1, every second adam 2 norm joint": 7,
     "AGEM adam 2 norm": 5,
     "GEM sgd 1 chain": 4,
     "ICaRL memory momentum 1 norm 3": 9,

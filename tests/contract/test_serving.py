@@ -18,7 +18,7 @@ from small_learners import SETTINGS, batch
 from torch import Tensor, nn
 
 from conftest import SHAPE, make, modules, run, samples, tiny_stream, trained, world
-from rehearse import ClassBalancedMemory, Finetune, Learner, MostInterfered, Replay, ReservoirMemory
+from rehearse import ClassBalancedMemory, Finetune, Learner, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.errors import InvalidInput
 from rehearse.learners import ICaRL
 from rehearse.learners.gdumb import GDumb
@@ -32,6 +32,7 @@ KINDS = [
     "replay mi2 ce sgd 1 norm auto",
     "replay mi2 ce sgd 1 resnet clean",
     "replay, bfloat16",
+    "strong replay mi2 sgd 1 norm joint",
     "AGEM sgd 1 norm",
     "ICaRL memory momentum 1 norm 3",
     "ICaRL task sgd 1 norm 4",
@@ -71,6 +72,12 @@ def test_it_answers_as_the_learner_did_whatever_the_learner_does_since(method: s
     assert_same(answers(predictor, x), expected)
     assert_same(answers(pickle.loads(pickle.dumps(predictor)), x), expected)
     assert_same(answers(copy.deepcopy(predictor), x), expected)
+
+
+@pytest.mark.parametrize("options", [{"batchnorm": "recalibrated"}, {"average": 0.1}, {"predict_by": "nearest-mean"}])
+def test_it_can_be_made_before_any_prediction(options: dict[str, Any]) -> None:
+    learner, x = small(**options, retrieval=Uniform()), torch.randn(4, 8)
+    assert_same(learner.predictor().logits(x), learner.logits(x))
 
 
 def test_a_learner_that_has_seen_nothing_has_one_too(method: str) -> None:

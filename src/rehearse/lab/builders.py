@@ -18,12 +18,14 @@ from torch import nn
 from ..batch import Tree
 from ..batchnorm import BatchNormPolicy, policy
 from ..errors import InvalidInput
+from ..heads import find_head
 from ..learners import Learner, Replay
+from ..learners.scr import SCR
 from ..losses import AsymmetricCrossEntropy, AveragedDistillation, CrossEntropy, DarkExperience
 from ..memory import Memory, ReservoirMemory
 from ..random import seed_sequence
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Uniform
-from ..transforms import Chain, Crop, Flip, Transform
+from ..transforms import Chain, Color, Crop, Flip, Transform
 from .batchnorm import Published
 from .draws import Draws
 from .limits import few_parameters
@@ -115,6 +117,7 @@ def replay(retrieval: Callable[[Spec], Retrieval], loss: Callable[[Spec], Any], 
 AUGMENTATIONS: Final[Mapping[str, Callable[[], Transform | None]]] = {
     "none": lambda: None,
     "crop-flip": lambda: Chain(Crop(4), Flip()),
+    "crop-flip-color": lambda: Chain(Crop(4), Flip(), Color(0.4, 0.4)),
     "shift": lambda: Crop(1, fill=0),
 }
 LOSSES: Final[Mapping[str, Callable[[], Any]]] = {
@@ -145,6 +148,22 @@ def plus(retrieval: Callable[[Spec], Retrieval]) -> Build:
         return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss, **own)
 
     return build
+
+
+SCR_OPTIONS: Final = {"augment": "none", "projection": 128, **defaults(SCR, "temperature")}
+
+
+def contrastive(spec: Spec, problem: Problem) -> Learner:
+    """Return SCR, with a projection of two layers in place of the network's head."""
+    options, model = spec.options, drawn(problem.network, spec, problem)
+    name, head = find_head(model)
+    inputs, width = head.in_features, max(int(options["projection"]), problem.classes)  # type: ignore[arg-type]
+    layers = partial(nn.Linear, inputs, inputs), nn.ReLU, partial(nn.Linear, inputs, width)
+    model.set_submodule(name, drawn(lambda: nn.Sequential(*(make() for make in layers)), spec, problem, "projection"))
+    own = settings(spec, problem, "budget") | {"temperature": options["temperature"], "head": name}
+    own["augment"] = chosen(AUGMENTATIONS, "augment", options["augment"])()
+    optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
+    return SCR(model, optimizer, memory(ReservoirMemory, spec, problem), **own)
 
 
 def chosen(known: Mapping[str, Any], name: str, value: Any) -> Any:

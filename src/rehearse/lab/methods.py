@@ -173,6 +173,12 @@ METHODS: dict[str, Method] = {
         "iCaRL: exemplars chosen by herding, distillation, the nearest mean of exemplars", ICaRL, ExemplarMemory
     ),
     "gdumb": learner("GDumb: training on a class-balanced memory alone, from scratch", GDumb, ClassBalancedMemory),
+    "scr": Method(
+        "SCR: supervised contrastive replay, the nearest mean of what enters the projection",
+        builders.contrastive,
+        frozenset({"capacity", "updates", "budget"}),
+        builders.SCR_OPTIONS,
+    ),
     "gen": Method(
         "replay of samples that a generator, itself learned from the stream, imagines",
         generative,

@@ -12,10 +12,11 @@ from ..batch import Tree, tree_leaves, tree_map
 from ..errors import CheckpointError
 from ..learners import AGEM, GEM, Learner, Replay
 from ..learners.gdumb import GDumb
+from ..learners.scr import SCR
 from ..memory.base import ARRIVED
 from .streams import Stream
 
-OFFER_ALL: Final = (AGEM, GDumb, GEM, Replay)
+OFFER_ALL: Final = (AGEM, GDumb, GEM, Replay, SCR)
 """Learners that offer every sample of the stream once to their memory, as it is."""
 
 

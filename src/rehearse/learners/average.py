@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Average:
         θ̄ ← θ̄ + rate · (θ − θ̄)        after every step
 
     It moves once for each batch, as far as it would in all of the batch's steps. The initial weights have no part in
-    it: in batch number n it moves by at least 1/n of the difference.
+    it: in batch number n it moves by at least 1/n of the difference. A parameter that is unfrozen later joins then.
     """
 
     def __init__(self, network: Network, rate: float) -> None:
@@ -46,10 +47,14 @@ class Average:
             before: The number of steps before this batch.
             steps: The number of steps in this batch.
         """
-        live = dict(self.network.model.named_parameters())
-        own, theirs = list(self.tensors.values()), [live[name].detach() for name in self.tensors]
+        trainable = self.network.trainable()
+        joining = {name: trainable[name][0].detach().clone() for name in trainable.keys() - self.tensors.keys()}
+        live, tensors = dict(self.network.model.named_parameters()), self.tensors | joining
+        theirs = [live[name].detach() for name in tensors]
         share = max(1 - (1 - self.rate) ** steps, steps / (before + steps))
-        return map(torch._foreach_lerp_, [own], [theirs], [share])
+        return chain(
+            assign(self, tensors=tensors), map(torch._foreach_lerp_, [list(tensors.values())], [theirs], [share])
+        )
 
     def grow(self, grown: Growth) -> Operations:
         """Return what gives the averaged head the new outputs too."""
@@ -66,7 +71,11 @@ class Average:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        live = dict(self.network.model.named_parameters())
-        if state.keys() != self.tensors.keys() or any(live[name].shape != state[name].shape for name in state):
+        shapes = {name: parameter.shape for name, parameter in self.network.model.named_parameters()}
+        if any(shapes.get(name) != tensor.shape for name, tensor in state.items()):
             raise CheckpointError("the averaged weights in this state are of other parameters")
         self.tensors = copied(state, self.network.device)
+
+    def __repr__(self) -> str:
+        """Name the rate."""
+        return repr(self.rate)

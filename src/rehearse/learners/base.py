@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
@@ -16,17 +17,19 @@ from torch import Tensor, nn
 from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
+from ..described import Described, short
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import MOST, Growth, find_head, growth
-from ..losses import as_loss, columns_to_store
+from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
 from ..states import load_network_state, move_network, network_state
+from ..transforms import Augmentation
 from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
@@ -36,7 +39,7 @@ Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 """The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 
 
-class Learner(ABC):
+class Learner(Described, ABC):
     """A model that learns from a stream, one batch at a time, each batch once.
 
     `observe` learns, `predict` never changes anything, and `state_dict` holds everything: after `load_state_dict` the
@@ -49,6 +52,9 @@ class Learner(ABC):
 
     exclude_current_task: bool = True
     """Whether stored samples of the incoming batch's task are not replayed."""
+
+    augment: Augmentation | None = None
+    """What transforms samples in training."""
 
     def __init__(
         self,
@@ -65,12 +71,19 @@ class Learner(ABC):
         _keep_freed_memory()
         self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
         self.average = None if average is None else Average(network, average)
+        if average is None and reads_average(self.loss):
+            raise InvalidInput(f"{self.loss!r} learns from averaged weights; give their rate: average=0.01")
         # Averaged weights have no running statistics of their own.
         self.estimates = self.batchnorm if average is None else Recalibrated()
         self.updates = updates
         self.plain = Plain(network, self.loss, self.batchnorm)
         self.progress = Progress(kind=self.loss.kind)
         self.lock = threading.RLock()
+
+    def _described(self, argument: inspect.Parameter) -> list[str]:
+        if argument.name == "classifier":
+            return [short(self.model)]
+        return [] if type(getattr(self, argument.name, None)) is CrossEntropy else super()._described(argument)
 
     @property
     def model(self) -> nn.Module:
@@ -245,6 +258,7 @@ class Learner(ABC):
             InvalidInput: If the model cannot be copied.
         """
         with self._read_only():
+            self.network.twin.follow()
             return Predictor(self._served(), self.progress.kind)
 
     def _served(self) -> Served:
@@ -400,10 +414,19 @@ class Learner(ABC):
 
     def _own_state(self) -> dict[str, Any]:
         """Return what this method holds beyond the parts that all have."""
-        return {}
+        return {name: part.state_dict() for name, part in self._options().items()}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
         """Load what `_own_state` returned."""
+        options = self._options()
+        if state.keys() != options.keys():
+            raise CheckpointError("the state is of a learner with another choice of augment= or average=")
+        for name, part in options.items():
+            part.load_state_dict(state[name])
+
+    def _options(self) -> dict[str, Augmentation | Average]:
+        held = {"augment": self.augment, "average": self.average}
+        return {name: part for name, part in held.items() if part is not None}
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this state is safely on a disk, so that no older one is needed any more (`rehearse.save`)."""

@@ -138,7 +138,7 @@ class GDumb(Learner):
 
     # -------------------------------------------------------------------------------------------------- predicting
 
-    def _statistics(self) -> dict[str, Tensor]:
+    def _substitutes(self) -> dict[str, Tensor]:
         """Return what training on the memory as it is gives, as far as it is not the model."""
         if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)

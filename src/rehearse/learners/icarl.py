@@ -13,19 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves, tree_parts
-from ..batchnorm import Clean, versions
+from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves
+from ..batchnorm import Clean
 from ..checks import check_choice, check_memory, check_positive
 from ..engine import Plain, joined
 from ..errors import InvalidInput
-from ..heads import find_head, outputs
-from ..losses import as_loss, at_least_float32, class_targets
+from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
 from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
-from ..serving import FrozenNetwork, Served
+from ..serving import Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
 from .base import Diagnosing, Learner
+from .nearest_mean import NearestMean
 
 Keep = Literal["memory", "task"]
 
@@ -100,10 +100,9 @@ class ICaRL(Learner):
         check_memory(memory, ExemplarMemory)
         check_choice(get_args(Keep), keep=keep)
         check_positive(budget=budget)
-        find_head(model)  # raises if there is none
+        self.nearest = NearestMean(network, memory)
         self.budget, self.keep = budget, keep
         self.tasks = Tasks()
-        self._means: tuple[list[object], tuple[Tensor, Tensor]] | None = None
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from exemplars of past tasks, then store it; see `Learner.observe`."""
@@ -144,7 +143,7 @@ class ICaRL(Learner):
         labels = self._labels_of(known)
         known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
         columns = self.memory.check(known)
-        if not bool(self._features(known.x).isfinite().all()):
+        if not bool(self.nearest.features(known.x).isfinite().all()):
             raise InvalidInput("the features of some of these samples are not finite; they cannot be exemplars")
         with all_or_nothing(self.memory, self) as commit:
             self._store(known, columns, self.tasks.labels | labels)
@@ -167,7 +166,7 @@ class ICaRL(Learner):
 
     def _exemplars(self, samples: Batch) -> Iterator[Batch]:
         """Yield the exemplars of each class of each task among the samples, best first."""
-        share, features = self.memory.share(samples), self._features(samples.x).cpu()
+        share, features = self.memory.share(samples), self.nearest.features(samples.x).cpu()
         tasks = task_column(samples.task, len(samples))
         for task, label in sorted({*zip(tasks.tolist(), samples.y.tolist(), strict=True)}):
             of_group = ((tasks == task) & (samples.y == label)).nonzero().flatten()
@@ -178,8 +177,7 @@ class ICaRL(Learner):
     def _labels_of(self, incoming: Batch) -> frozenset[int]:
         if incoming.y.ndim != 1:
             raise InvalidInput(f"iCaRL learns one class per sample; these targets have shape {tuple(incoming.y.shape)}")
-        logits = torch.empty(len(incoming), outputs(self.model), device="meta")
-        return frozenset(class_targets(logits, incoming.y).tolist())
+        return frozenset(self.nearest.check(incoming.y).tolist())
 
     def _losses(self, logits: Tensor, samples: Batch, new: frozenset[int]) -> Tensor:
         """Return ℓ of each sample: to [y = c] for every new class c, and to q_c for every old one."""
@@ -230,36 +228,10 @@ class ICaRL(Learner):
     # -------------------------------------------------------------------------------------------------- predicting
 
     def _evaluate(self, x: Tree) -> Tensor:
-        """Return minus the distance of φ(x) to the mean of each class; −∞ for classes that were never seen."""
-        return minus_distances(self._features(x), *self._class_means(), outputs(self.model))
+        return self.nearest.logits(x)
 
     def _served(self) -> Served:
-        head, _ = find_head(self.model)
-        labels, means = self._class_means()
-        answer = partial(nearest_means, labels=labels, means=means, outputs=outputs(self.model))
-        served = Served(FrozenNetwork(self.network, until=head), answer)
-        some = self.memory.get(self.memory.slots()[:1]).x if len(self.memory) else None
-        if some is not None and not torch.equal(served(some), self._evaluate(some)):
-            raise InvalidInput(f"a predictor of iCaRL needs a model whose output is that of {head!r}, its last layer")
-        return served
-
-    def _class_means(self) -> tuple[Tensor, Tensor]:
-        """Return the classes that samples are stored of, and the mean of φ over the samples of each."""
-        if not len(self.memory):
-            return torch.empty(0, dtype=torch.long, device=self.device), torch.empty(0, 0, device=self.device)
-        now = versions(self.model, self.memory)
-        if self._means is None or self._means[0] != now:
-            stored = self.memory.all()
-            self._means = now, class_means(self._features(stored.x), stored.y.long().to(self.device))
-        return self._means[1]
-
-    def _features(self, x: Tree) -> Tensor:
-        """Return φ(x): what enters the head in eval mode, scaled to length one."""
-        name, _ = find_head(self.model)
-        with self.network.looking("evaluation"):
-            ask, tensors = self.network.logits_and_features, self.network.twin.tensors()
-            parts = [ask(self.network.ready(part), tensors, name)[1] for part in tree_parts(x)]
-        return unit(torch.cat(parts))
+        return self.nearest.served()
 
     # ------------------------------------------------------------------------------------------------------- state
 
@@ -304,27 +276,3 @@ def herding(features: Tensor, n: int) -> Tensor:
         left[chosen[-1]] = False
         total = total + features[chosen[-1]]
     return torch.tensor(chosen, dtype=torch.long, device=features.device)
-
-
-def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the classes in ``y``, ascending, and the mean of the features of each, scaled to length one."""
-    labels = torch.unique(y)
-    return labels, F.normalize(torch.stack([features[y == label].mean(0) for label in labels]), dim=1)
-
-
-def unit(features: Tensor) -> Tensor:
-    """Return features as vectors of length one."""
-    return F.normalize(at_least_float32(features).flatten(1), dim=1)
-
-
-def minus_distances(features: Tensor, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
-    """Return minus the distance to the mean of each class; −∞ for classes without one, 0 if there is none at all."""
-    logits = features.new_full((len(features), outputs), -torch.inf if len(labels) else 0.0)
-    if len(labels):
-        logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
-    return logits
-
-
-def nearest_means(body: Network, x: Tree, labels: Tensor, means: Tensor, outputs: int) -> Tensor:
-    """Return `minus_distances` of inputs, whose features are what the body returns."""
-    return minus_distances(unit(body(body.ready(x))), labels, means, outputs)

@@ -14,7 +14,7 @@ from ..batch import Tree, tree_parts
 from ..batchnorm import versions
 from ..errors import InvalidInput
 from ..heads import find_head, outputs
-from ..losses import at_least_float32
+from ..losses import at_least_float32, class_targets
 from ..memory import Memory
 from ..memory.index import in_parts
 from ..network import Network
@@ -28,23 +28,37 @@ class NearestMean:
 
     The feature φ(x) is what enters the head in eval mode, scaled to length one; so is each mean. The logits are minus
     the distances, which order the classes as the cosine does; −∞ for classes without stored samples. Means are computed
-    again when the model or the memory has moved.
+    again when the model or the memory has changed.
     """
 
-    def __init__(self, network: Network, memory: Memory, substitutes: Callable[[], dict[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        memory: Memory,
+        substitutes: Callable[[], dict[str, Tensor]] = dict,
+        head: str | None = None,
+    ) -> None:
         """Combine the parts.
 
         Args:
-            network: Has a last linear layer, the head.
+            network: Has a last linear layer.
             memory: Has the samples, with one class each.
             substitutes: Returns tensors to use in place of the network's own.
+            head: The name of the module that features enter; by default that of the last linear layer.
 
         Raises:
-            InvalidInput: If the model has no head.
+            InvalidInput: If the model has no linear layer, or no module of this name.
         """
-        self.head = find_head(network.model)[0]
+        last, _ = find_head(network.model)
+        self.head = last if head is None else head
+        if self.head not in dict(network.model.named_modules()):
+            raise InvalidInput(f"the {network.name} has no module {head!r}, which head names")
         self.network, self.memory, self.substitutes = network, memory, substitutes
         self._cached: tuple[list[object], tuple[Tensor, Tensor]] | None = None
+
+    def check(self, y: Tensor) -> Tensor:
+        """Return targets as labels, or raise an error if they are not one class each."""
+        return class_targets(torch.empty(len(y), outputs(self.network.model), device="meta"), y)
 
     def logits(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class."""
@@ -63,11 +77,11 @@ class NearestMean:
         slots, device = self.memory.slots(), self.network.device
         if not len(slots):
             return torch.empty(0, dtype=torch.long, device=device), torch.empty(0, 0, device=device)
-        now = versions(self.network.model, self.memory)
+        now = [device, *versions(self.network.model, self.memory)]
         if self._cached is None or self._cached[0] != now:
             parts = [self.memory.get(some) for some in in_parts(slots, AT_ONCE)]
-            features, labels = torch.cat([self.features(part.x) for part in parts]), torch.cat([p.y for p in parts])
-            self._cached = now, class_means(features, labels.long().to(device))
+            features, y = torch.cat([self.features(part.x) for part in parts]), torch.cat([part.y for part in parts])
+            self._cached = now, class_means(features, y.long().to(device))
         return self._cached[1]
 
     def served(self) -> Served:
@@ -77,8 +91,9 @@ class NearestMean:
         served = Served(FrozenNetwork(self.network, self.substitutes(), until=self.head), answer)
         some = self.memory.get(self.memory.slots()[:1]).x if len(self.memory) else None
         if some is not None and not torch.equal(served(some), self.logits(some)):
-            what = f"needs a model whose output is that of {self.head!r}, its last layer"
-            raise InvalidInput(f"a predictor by the nearest mean {what}")
+            raise InvalidInput(
+                f"a predictor by the nearest mean needs a model whose output is that of {self.head!r}, its last layer"
+            )
         return served
 
 

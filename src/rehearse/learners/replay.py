@@ -21,13 +21,12 @@ from ..checks import (
     needs_two_samples,
 )
 from ..engine import Engine, Passed
-from ..errors import CheckpointError, InvalidInput, InvalidType, RehearseError
-from ..heads import outputs
-from ..losses import AVERAGED, at_least_float32, class_targets, columns_to_store
+from ..errors import InvalidInput, InvalidType, RehearseError
+from ..losses import AVERAGED, at_least_float32, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network
-from ..retrieval import MostInterfered, Retrieval, Retrieved
+from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
 from ..transforms import Augmentation, Transform
 from ..undo import Operations, Undoable, all_or_nothing, assign, run
@@ -88,8 +87,8 @@ class Replay(Learner):
             loss: Cross-entropy by default; see `losses`.
             replay_weight: The weight of the replayed samples' mean loss.
             exclude_current_task: Whether stored samples of the incoming batch's task are not eligible.
-            augment: Transforms stored inputs before `prepare`, in training passes alone; see `transforms`. Samples are
-                stored as they came, and candidates are scored as they are stored.
+            augment: Transforms incoming and replayed samples before `prepare`, in training passes alone; see
+                `transforms`. Samples are stored as they came, and candidates are scored as they are stored.
             average: The rate of an `Average` of the weights, which then predicts, with batch-norm statistics
                 re-estimated from the memory; None for the weights themselves. 0.01 is usual.
             predict_by: ``head``, or ``nearest-mean`` of the stored samples' features (`NearestMean`), which needs a
@@ -115,45 +114,41 @@ class Replay(Learner):
         if not self.batchnorm.joint:
             check_budget(budget, model)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
-        if isinstance(self.retrieval, MostInterfered):
-            check_candidates(self.retrieval.candidates, budget)
-        self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
-        self.budget, self.replay_weight = budget, replay_weight
-        self.exclude_current_task = exclude_current_task
-        self.augmentation = None if augment is None else Augmentation(augment, seed)
+        if isinstance(self.retrieval, MostInterfered | HighestLoss):
+            check_candidates(self.retrieval.candidates, budget * getattr(self.retrieval, "every", 1))
         check_choice(get_args(PredictBy), predict_by=predict_by)
+        self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
+        self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
+        self.exclude_current_task = exclude_current_task
+        self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
-        self._distills = bool(getattr(self.loss, "reads_average", False))
-        if self._distills and self.average is None:
-            raise InvalidInput(
-                f"{type(self.loss).__name__} learns from averaged weights; give their rate: average=0.01"
-            )
+        self._distills = reads_average(self.loss)
         self._parts: list[Undoable] = [network, memory]
         self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
-        self._parts += [] if self.augmentation is None else [self.augmentation]
+        self._parts += [] if self.augment is None else [self.augment]
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
         network, memory, incoming = self.network, self.memory, with_ids(checked_batch(x, y, task), id)
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         if self.nearest is not None:
-            class_targets(torch.empty(len(incoming), outputs(self.model), device="meta"), incoming.y)
+            self.nearest.check(incoming.y)
         with self.lock, all_or_nothing(*self._parts) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
             with network.training(self.updates):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
-                    shown = self._augmented(incoming)
+                    seen = self._augmented(incoming)
                     if joint:  # one pass for B_n ∪ B_MC: batch-norm sees them together, or it is merely faster
-                        passed, (replayed, interference) = self._joint_pass(engine, shown, query)
+                        passed, (replayed, interference) = self._joint_pass(engine, seen, query)
                         loss, gradient, logits, replayed_loss = passed
                     else:
-                        loss, gradient, logits, replayed_loss = engine.gradient(*self._taught(shown), replayed=False)
+                        loss, gradient, logits, replayed_loss = engine.gradient(*self._taught(seen), replayed=False)
                         replayed, interference = self._retrieve(query, gradient, engine)  # B_MC; θᵛ is in engine.losses
                         if replayed is not None:
-                            shown = self._augmented(replayed)
-                            replayed_loss, second, *_ = engine.gradient(*self._taught(shown), replayed=True)
+                            seen = self._augmented(replayed)
+                            replayed_loss, second, *_ = engine.gradient(*self._taught(seen), replayed=True)
                             gradient = gradient.plus(second, self.replay_weight)  # ∇ℓ(B_n) + ∇ℓ(B_MC)
                     step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
             columns = memory.check(incoming, **columns_to_store(self.loss, logits))
@@ -164,10 +159,10 @@ class Replay(Learner):
         return Step(loss, replayed_loss, replayed, interference)
 
     def _augmented(self, batch: Batch) -> Batch:
-        return batch if self.augmentation is None else self.augmentation(batch)
+        return batch if self.augment is None else self.augment(batch)
 
     def _taught(self, *batches: Batch) -> tuple[Batch, ...]:
-        """Return batches with the logits of the averaged weights beside them, if the loss reads them; one pass."""
+        """Return batches with the logits of the averaged weights for them, in one pass, if the loss reads them."""
         if not self._distills or self.average is None:
             return batches
         network, both = self.network, tree_concatenate([batch.x for batch in batches])
@@ -227,15 +222,7 @@ class Replay(Learner):
     def _served(self) -> Served:
         return super()._served() if self.nearest is None or not len(self.memory) else self.nearest.served()
 
-    def _own_state(self) -> dict[str, Any]:
-        augment = None if self.augmentation is None else self.augmentation.generator.get_state()
-        average = None if self.average is None else self.average.state_dict()
-        return {name: part for name, part in (("augment", augment), ("average", average)) if part is not None}
-
-    def _load_own_state(self, state: dict[str, Any]) -> None:
-        if state.keys() != self._own_state().keys():
-            raise CheckpointError("the state is of a learner with another choice of augment= or average=")
-        if self.augmentation is not None:
-            self.augmentation.generator.set_state(state["augment"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"])
+    def _store_known(self, known: Batch) -> None:
+        if self.nearest is not None:
+            self.nearest.check(known.y)
+        super()._store_known(known)

@@ -17,3 +17,4 @@ from .der import DRAW as DRAW
 from .der import DarkExperience as DarkExperience
 from .distillation import AVERAGED as AVERAGED
 from .distillation import AveragedDistillation as AveragedDistillation
+from .distillation import reads_average as reads_average

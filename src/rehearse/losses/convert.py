@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..batch import Batch, Kind
+from ..described import short
 from ..errors import InvalidInput, InvalidType, RehearseError
 from .base import CrossEntropy, Loss, at_least_float32, class_targets, per_sample
 
@@ -35,6 +36,9 @@ class _FromModule:
             y = y.long() if replayed else class_targets(logits, y)
         return per_sample(_judge(self._module, logits, y), len(batch))
 
+    def __repr__(self) -> str:
+        return repr(self._module)
+
 
 class _FromCallable:
     """A user's ``(logits, y)``, or ``(logits, batch, replayed)`` if it is ``full``."""
@@ -51,6 +55,9 @@ class _FromCallable:
             compared = f"the loss compares outputs of shape ({n}, 1) with targets of shape ({n},), each with all"
             raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
+
+    def __repr__(self) -> str:
+        return short(self._function)
 
 
 def as_loss(loss: Any) -> Loss:

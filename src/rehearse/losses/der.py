@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch, Kind
 from ..checks import check_not_negative
+from ..described import Described
 from ..errors import InvalidInput
 from .base import at_least_float32
 from .convert import as_loss
@@ -17,7 +18,7 @@ DRAW: Final = "draw"
 """A column of replayed batches: which of several draws a sample is of."""
 
 
-class DarkExperience:
+class DarkExperience(Described):
     """DER++ (Buzzega et al. 2020): samples are replayed with the logits that the network gave them on arrival.
 
         incoming   ℓ

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Batch, Kind
 from ..checks import check_not_negative
+from ..described import Described
 from ..errors import InvalidInput
 from .base import at_least_float32, columns_to_store
 from .convert import as_loss
@@ -17,16 +18,18 @@ AVERAGED: Final = "averaged"
 """A column of batches in training: the logits of the averaged weights for the same, augmented inputs."""
 
 
-class AveragedDistillation:
+class AveragedDistillation(Described):
     """Momentum knowledge distillation (MKD, Michel et al. 2024): learn from the averaged weights too.
 
         ℓ + weight · T² · KL( softmax(s̄ / T) ‖ softmax(s / T) )        s̄: the logits under the averaged weights
 
     ℓ is the ``loss``, cross-entropy by default. Needs a learner with ``average=``. The averaged weights see the same
-    augmented inputs in one pass, with the statistics of the batch. Candidates are scored with ℓ alone.
-    """
+    augmented inputs, with batch-norm statistics of the batch and without dropout. Candidates are scored with ℓ alone,
+    and where incoming and replayed samples share a pass so is the look-ahead.
 
-    reads_average: ClassVar[bool] = True
+    Differs from the source, whose code distills from several averages of different rates, and also into the logits of
+    the inputs as they are stored.
+    """
 
     def __init__(self, weight: float = 5.5, temperature: float = 4.0, loss: Any = None) -> None:
         """Set the weight, the temperature T, and ℓ; the source has 5.5 and 4."""
@@ -49,3 +52,8 @@ class AveragedDistillation:
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return what ℓ wants stored."""
         return columns_to_store(self.loss, logits)
+
+
+def reads_average(loss: Any) -> bool:
+    """Return whether a loss, or one inside it, compares with the averaged weights."""
+    return isinstance(loss, AveragedDistillation) or (hasattr(loss, "loss") and reads_average(loss.loss))

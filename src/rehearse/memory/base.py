@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..described import Described
 from ..errors import CheckpointError, InvalidInput
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
@@ -28,7 +29,7 @@ AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at onc
 RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
 
 
-class Memory(ABC):
+class Memory(Described, ABC):
     """A fixed number of slots for samples of a stream. A policy (a subclass) decides which samples are kept where.
 
     The *slot* of a sample is its address. Everything known of a sample is in a column at that slot: what came with it

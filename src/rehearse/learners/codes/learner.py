@@ -288,7 +288,7 @@ class CodeReplay(Learner):
             self.coded.keep(replace(known, x=self.codec.encode(inputs)), known.x)
             commit()
 
-    def _pass(self, x: Tree, statistics: dict[str, Tensor] | None = None) -> Tensor:
+    def _pass(self, x: Tree, substitutes: dict[str, Tensor] | None = None) -> Tensor:
         with self.network.looking("evaluation"):
             return rebuilt_logits(self.network, x, self.network.twin.tensors(), self._test_codec())
 
