@@ -6,11 +6,12 @@ software and machine, and a checkpoint from which it resumes bit for bit after a
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -30,8 +31,16 @@ from .stored_inputs import with_inputs, without_inputs
 
 Predict = Callable[[Any], torch.Tensor]
 COSTS = tuple(
-    f"{name}_seconds" for name in ("total", "cpu", "training", "evaluation", "alternatives_cpu", "shared_cpu")
+    f"{name}_seconds"
+    for name in ("total", "cpu", "training", "evaluation", "alternatives_cpu", "within_cpu", "shared_cpu")
 )
+
+TIMED: Final = {
+    "anytime_average_accuracy": metrics.anytime_accuracy,
+    "worst_case_accuracy": metrics.worst_case_accuracy,
+    "stability_gap": metrics.stability_gap,
+}
+"""What evaluations within tasks measure."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +97,9 @@ class Run:
         """The matrices of the alternative predictors."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.total_seconds = 0.0
-        self.alternatives_cpu_seconds = 0.0
+        self.within: list[dict[str, Any]] = []
+        """The test accuracies at the end of each task and, with ``every``, within tasks: step, task, one per task."""
+        self.alternatives_cpu_seconds = self.within_cpu_seconds = 0.0
         self.shared_cpu_seconds = 0.0
         """Of the CPU seconds, those that another run spent on what this one took over from it."""
         self._ticked = time.perf_counter(), time.process_time()
@@ -107,7 +118,7 @@ class Run:
         The run may be checkpointed between two yields, inside ``on_begin``, which long preparations of a task call as
         they go, and inside ``on_wait``, which is called while another run makes what this one can use.
         """
-        batches = self.stream.batches(start=self.position)
+        batches = self._arriving()
         batch = next(batches, None)
         while batch is not None:
             following = next(batches, None)
@@ -119,8 +130,25 @@ class Run:
             ends = following is None or following.task != batch.task
             if ends:
                 self._end(batch)
+            elif self.spec.every is not None and self.position % self.spec.every == 0:
+                self._look(batch)
             yield batch, step, ends
             batch = following
+
+    def _arriving(self) -> Iterator[Batch]:
+        """Yield the batches from the next one to learn on: where steps cost time, the newest at the end of each."""
+        cost, step = self.spec.step_cost or 1.0, self.position
+        first = math.floor(step * cost)
+        for index, batch in enumerate(self.stream.batches(start=first), first):
+            if index == math.floor(step * cost):
+                step += 1
+                yield batch
+
+    @property
+    def length(self) -> int | None:
+        """How many steps the whole run takes, where the stream says how long it is."""
+        length = self.stream.length
+        return None if length is None else math.ceil(length / (self.spec.step_cost or 1.0))
 
     def _begin(
         self, batch: Batch, on_begin: Callable[[int, int], None] | None, on_wait: Callable[[], None] | None
@@ -195,6 +223,8 @@ class Run:
         row = self.row(batch)
         self._evaluate(self.learner.predict, self.matrices, row)
         self.extra[row] = self._extra_metrics(row)
+        if self.spec.every is not None:
+            self._note(row, self.matrices["test"][row])
         self.evaluation_seconds += time.perf_counter() - started
         started = time.process_time()
         for name, predict in alternative_predictors(self.learner).items():
@@ -205,10 +235,22 @@ class Run:
                 self._evaluate(predict, self.alternatives[name], row)
         self.alternatives_cpu_seconds += time.process_time() - started
 
+    def _look(self, batch: Batch) -> None:
+        """Evaluate within a task, on the test sets of the tasks seen so far."""
+        started, cpu, row = time.perf_counter(), time.process_time(), self.row(batch)
+        found = {"test": np.full_like(self.matrices["test"], np.nan)}
+        self._evaluate(self.learner.predict, found, row)
+        self._note(row, found["test"][row])
+        self.evaluation_seconds += time.perf_counter() - started
+        self.within_cpu_seconds += time.process_time() - cpu
+
+    def _note(self, row: int, accuracies: metrics.Array) -> None:
+        self.within.append({"step": self.position, "task": row, "test": accuracies.tolist()})
+
     def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int) -> None:
-        for name, tasks in self.stream.evaluation.items():
-            for column, test in enumerate(tasks[: row + 1]):
-                into[name][row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
+        for name, matrix in into.items():
+            for column, test in enumerate(self.stream.evaluation[name][: row + 1]):
+                matrix[row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
         """Return what the method measures of itself on the test sets of the tasks seen so far, averaged."""
@@ -227,6 +269,7 @@ class Run:
             "matrices": _lists(self.matrices),
             "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
+            "within": self.within,
             "cost": [getattr(self, name) for name in COSTS],
             "environments": [*self.earlier, environment()],
         }
@@ -237,6 +280,7 @@ class Run:
             raise CheckpointError("the checkpoint is of another run")
         self.learner.load_state_dict(with_inputs(state["learner"], self.stream))
         self.position, self.begun, self.extra = state["position"], state["begun"], state["extra"]
+        self.within = state["within"]
         self.matrices = _arrays(state["matrices"])
         self.alternatives = {name: _arrays(matrices) for name, matrices in state["alternatives"].items()}
         for name, seconds in zip(COSTS, state["cost"], strict=True):
@@ -255,10 +299,11 @@ class Run:
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(_numbers(self.matrices, sizes) | self.extra[-1]),
+            "metrics": plain(_numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
             "extra": plain(self.extra),
             "matrices": plain(_lists(self.matrices)),
             **({"treatments": alternatives} if alternatives else {}),
+            **({"within": plain(self.within)} if self.within else {}),
             "test_sizes": sizes,
             "report": plain(self.learner.diagnostics()),
             "cost": {
@@ -267,6 +312,7 @@ class Run:
                 "training_seconds": self.training_seconds,
                 "evaluation_seconds": self.evaluation_seconds,
                 **({"treatments_cpu_seconds": self.alternatives_cpu_seconds} if alternatives else {}),
+                **({"within_cpu_seconds": self.within_cpu_seconds} if self.within else {}),
                 **({"shared_cpu_seconds": self.shared_cpu_seconds} if self.shared_cpu_seconds else {}),
                 "steps": self.position,
                 "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,
@@ -290,6 +336,13 @@ def _numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dic
     if "validation" in matrices:
         numbers["validation_accuracy"] = metrics.average_accuracy(matrices["validation"])
     return numbers
+
+
+def over_time(within: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the metrics of evaluations within tasks; nothing where there are none."""
+    tasks = [one["task"] for one in within]
+    curve = np.array([one["test"] for one in within], dtype=np.float64)
+    return {name: measure(curve, tasks) for name, measure in TIMED.items()} if within else {}
 
 
 def _lists(matrices: Mapping[str, metrics.Array]) -> dict[str, Any]:
@@ -317,7 +370,7 @@ def execute(
         if refused is not None:
             run = Run(spec, settings)
             if on_progress is not None:
-                on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
+                on_progress(Progress(run.spec.key, 0, run.length, None, None, note=refused))
         log = RunLog(folder, run)
     run.start_clock()
 
@@ -325,7 +378,7 @@ def execute(
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, **how))
+            on_progress(Progress(run.spec.key, run.position, run.length, run.begun, None, **how))
 
     def preparing(done: int, of: int) -> None:
         run.tick()
@@ -345,9 +398,7 @@ def execute(
                 log.checkpoint_if_due()
             if on_progress is not None:
                 task = batch.task if isinstance(batch.task, int) else None
-                on_progress(
-                    Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, evaluated)
-                )
+                on_progress(Progress(run.spec.key, run.position, run.length, task, step.incoming_loss, evaluated))
     except Stopped:
         if log is not None:
             log.checkpoint()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from typing import Any
 from ..errors import InvalidInput
 
 Plain = bool | int | float | str | None | list[Any]
+WHEN_SET = ("every", "step_cost")
+"""Fields that a spec without them does not mention, so that they leave its key as it was before they existed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,10 @@ class Spec:
     task_free: bool = False
     precision: str = "auto"
     options: Mapping[str, Plain] = field(default_factory=dict)
+    every: int | None = None
+    """Evaluate within tasks too, after so many batches; it changes nothing that is learned."""
+    step_cost: float | None = None
+    """How many batches arrive during one step of a stream that does not wait; those in between are dropped."""
     # raised by hand when the numbers of a method or stream change
     method_version: int = 1
     stream_version: int = 1
@@ -64,12 +71,16 @@ class Spec:
         for name in ("seed", "split_seed", "method_version", "stream_version"):
             _check_whole(name, getattr(self, name), 0)
         _check_whole("batch_size", self.batch_size, 1)
-        for name in ("tasks", "samples_per_task", "capacity", "updates", "budget"):
+        for name in ("tasks", "samples_per_task", "capacity", "updates", "budget", "every"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
-        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr < float("inf"):
+        if not is_number(self.lr) or self.lr <= 0:
             raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number")
         object.__setattr__(self, "lr", float(self.lr))  # 1 and 1.0 are one learning rate, and one key
+        if self.step_cost is not None:
+            if not is_number(self.step_cost) or self.step_cost < 1:
+                raise InvalidInput(f"step_cost is {self.step_cost!r}; it must be a number of batches, at least 1")
+            object.__setattr__(self, "step_cost", float(self.step_cost))
         if self.candidates is not None and self.candidates != "all":
             _check_whole("candidates", self.candidates, 1, 'or "all"')
         if self.class_order is not None:
@@ -88,7 +99,7 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         values["class_order"] = None if self.class_order is None else list(self.class_order)
-        return values
+        return {name: value for name, value in values.items() if name not in WHEN_SET or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Spec:
@@ -111,14 +122,19 @@ class Spec:
 
     @property
     def group(self) -> str:
-        """What runs of one table cell share: the spec without its seed and precision."""
-        return dataclasses.replace(self, seed=0, precision="auto").canonical
+        """What runs of one table cell share: the spec without its seed, its precision and evaluation within tasks."""
+        return dataclasses.replace(self, seed=0, precision="auto", every=None).canonical
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(part) for part in value)
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number as JSON knows them: neither a truth nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_whole(name: str, value: Any, least: int, otherwise: str = "") -> None:

@@ -23,8 +23,9 @@ import numpy as np
 from ...errors import DataError, InvalidInput, RehearseError
 from ...files import write_whole
 from ...metrics import average_accuracy, forgetting
+from ..experiment import over_time
 from ..methods import METHODS, preparation_key
-from ..spec import Spec
+from ..spec import Spec, is_number
 from ..streams import STREAMS
 
 Status = Literal["done", "stale", "started", "missing"]
@@ -142,10 +143,10 @@ def _check_numbers(result: Mapping[str, Any]) -> None:
     _check_judged(result)
     for treated in result.get("treatments", {}).values():
         _check_judged(treated)
-    told_apart = [name for name in ("treatments_cpu_seconds", "shared_cpu_seconds") if name in cost]
-    if not all(_is_number(cost[name]) for name in ("seconds", "cpu_seconds", *told_apart)):
+    told_apart = [name for name in cost if name.endswith("_cpu_seconds")]
+    if not all(is_number(cost[name]) for name in ("seconds", "cpu_seconds", *told_apart)):
         raise ValueError("its cost is no number")
-    if not all(cost[name] is None or _is_number(cost[name]) for name in ("steps_per_second", "forward_passes")):
+    if not all(cost[name] is None or is_number(cost[name]) for name in ("steps_per_second", "forward_passes")):
         raise ValueError("its cost is no number")
     if not isinstance(result["environment"], dict) or not isinstance(result.get("report", {}), dict):
         raise TypeError("its environment or report is no table")
@@ -156,14 +157,17 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
     metrics, matrix = judged["metrics"], judged["matrices"]["test"]
     numbers = [*metrics.values(), *(entry for row in matrix for entry in row)]
     square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
-    if not square or not all(value is None or _is_number(value) for value in numbers):
+    if not square or not all(value is None or is_number(value) for value in numbers):
         raise ValueError("its accuracy matrix or metrics are no numbers")
     if metrics["accuracy"] is not None and not 0 <= metrics["accuracy"] <= 1:
         raise ValueError("an accuracy is a fraction")
     if "forgetting" not in metrics:
         raise ValueError("it does not tell how much was forgotten")
     known = np.array(matrix, dtype=np.float64)  # None becomes nan
-    told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known)}
+    within = judged.get("within", [])
+    if not all(is_number(one["step"]) for one in within):
+        raise ValueError("an evaluation within a task has no step")
+    told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known), **over_time(within)}
     for name, value in told.items():
         if metrics[name] is None or math.isnan(value):
             consistent = metrics[name] is None and math.isnan(value)
@@ -171,10 +175,6 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
             consistent = math.isclose(metrics[name], value, abs_tol=1e-9)
         if not consistent:
             raise ValueError(f"its {name} is not that of its accuracy matrix")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_stale(spec: Spec) -> bool:
