@@ -6,7 +6,6 @@ software and machine, and a checkpoint from which it resumes bit for bit after a
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,7 +117,7 @@ class Run:
         The run may be checkpointed between two yields, inside ``on_begin``, which long preparations of a task call as
         they go, and inside ``on_wait``, which is called while another run makes what this one can use.
         """
-        batches = self._arriving()
+        batches = self.stream.batches(start=self.position)
         batch = next(batches, None)
         while batch is not None:
             following = next(batches, None)
@@ -134,21 +133,6 @@ class Run:
                 self._look(batch)
             yield batch, step, ends
             batch = following
-
-    def _arriving(self) -> Iterator[Batch]:
-        """Yield the batches from the next one to learn on: where steps cost time, the newest at the end of each."""
-        cost, step = self.spec.step_cost or 1.0, self.position
-        first = math.floor(step * cost)
-        for index, batch in enumerate(self.stream.batches(start=first), first):
-            if index == math.floor(step * cost):
-                step += 1
-                yield batch
-
-    @property
-    def length(self) -> int | None:
-        """How many steps the whole run takes, where the stream says how long it is."""
-        length = self.stream.length
-        return None if length is None else math.ceil(length / (self.spec.step_cost or 1.0))
 
     def _begin(
         self, batch: Batch, on_begin: Callable[[int, int], None] | None, on_wait: Callable[[], None] | None
@@ -370,7 +354,7 @@ def execute(
         if refused is not None:
             run = Run(spec, settings)
             if on_progress is not None:
-                on_progress(Progress(run.spec.key, 0, run.length, None, None, note=refused))
+                on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
         log = RunLog(folder, run)
     run.start_clock()
 
@@ -378,7 +362,7 @@ def execute(
         if log is not None:
             log.checkpoint_if_due()
         if on_progress is not None:
-            on_progress(Progress(run.spec.key, run.position, run.length, run.begun, None, **how))
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, **how))
 
     def preparing(done: int, of: int) -> None:
         run.tick()
@@ -398,7 +382,9 @@ def execute(
                 log.checkpoint_if_due()
             if on_progress is not None:
                 task = batch.task if isinstance(batch.task, int) else None
-                on_progress(Progress(run.spec.key, run.position, run.length, task, step.incoming_loss, evaluated))
+                on_progress(
+                    Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, evaluated)
+                )
     except Stopped:
         if log is not None:
             log.checkpoint()

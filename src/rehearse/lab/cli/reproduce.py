@@ -106,8 +106,7 @@ def reproduce(
     given = [*(from_results or []), *(done or [])]
     _check_given(given)
     places = given if from_results else [out, *given]
-    stages = next((QUEUES[name] for name in targets if name in QUEUES), ())
-    asked = Asked(seeds, first_seed, precision, stages)
+    asked = Asked(seeds, first_seed, precision, next((QUEUES[name] for name in targets if name in QUEUES), ()))
     results = list(results_in(places, tell_damaged))
     if dry_run:
         _foretell(chosen, asked, results, places)
@@ -157,7 +156,7 @@ class Asked:
         """What the targets need, each run once, with its purpose; a finished one is the spec of its result."""
         found = Results(self._counting(results))
         if self.stages:
-            planned = queue(targets, found, Costs(results), self.seeds, self.first_seed, self.stages)
+            planned = queue(self.stages, targets, found, Costs(results), self.seeds, self.first_seed)
         else:
             planned = [("", spec) for target in targets for spec in to_run(target, found, self.seeds, self.first_seed)]
         runs: dict[str, tuple[str, Spec]] = {}

@@ -88,9 +88,7 @@ def run(
     split_seed: Annotated[
         int | None, typer.Option(help="Decides the validation split and the permutations (0).")
     ] = None,
-    every: Annotated[
-        int | None, typer.Option(help="Evaluate within tasks too, after every N batches: accuracy over time.")
-    ] = None,
+    every: Annotated[int | None, typer.Option(help="Evaluate within tasks too, after every N batches.")] = None,
     step_cost: Annotated[
         float | None,
         typer.Option(help="Batches that arrive during one step, of a stream that does not wait; the others are lost."),

@@ -48,12 +48,12 @@ STAGES = (
 
 
 def queue(
+    stages: Sequence[Stage],
     targets: Sequence[Target],
     results: Results,
     costs: Costs,
-    seeds: int | None = None,
-    first_seed: int = 0,
-    stages: Sequence[Stage] = STAGES,
+    seeds: int | None,
+    first: int = 0,
 ) -> list[tuple[str, Spec]]:
     """Return the runs of the targets in the order of their value, finished ones included, each with its purpose.
 
@@ -62,7 +62,7 @@ def queue(
     """
     ordered: dict[str, tuple[str, Spec]] = {}
     for stage in stages:
-        specs = stage.specs(targets, results, seeds, first_seed)
+        specs = stage.specs(targets, results, seeds, first)
         for spec in sorted(specs, key=lambda spec: (spec.seed, costs.estimate(spec).cpu_seconds)):
             ordered.setdefault(spec.key, (stage.purpose, spec))
     return list(ordered.values())

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import partial
 from importlib.resources import files
+from itertools import product
 from typing import Any, Final
 
 from ..experiment import TIMED
@@ -47,8 +48,7 @@ def _parts(stream: str) -> Iterator[Entry]:
     on = {**plus.options, **{name: getattr(plus, name) for name in FIELDS}}
 
     def entry(row: str, values: dict[str, Any]) -> Entry:
-        options = {name: value for name, value in values.items() if name in OFF}
-        fields = {name: value for name, value in values.items() if name in FIELDS}
+        options, fields = ({name: values[name] for name in names} for names in (OFF, FIELDS))
         return Entry(row, column, "er-plus", stream, {"options": options, **fields})
 
     yield from (Entry("ER", column, "er", stream), entry("er-plus", on))
@@ -60,7 +60,8 @@ def _parts(stream: str) -> Iterator[Entry]:
             yield entry(f"ER with {part}", off | {name: on[name]} | teacher)
 
 
-def which_part(name: str, title: str, streams: tuple[str, ...], seeds: int) -> Target:
+def which_part(name: str, streams: tuple[str, ...], seeds: int) -> Target:
+    title = f"{' and '.join(STREAMS[stream]['title'] for stream in streams)}: which part buys what"
     entries = tuple(entry for stream in streams for entry in _parts(stream))
     others = [row for row in dict.fromkeys(entry.row for entry in entries) if row not in ("ER", "er-plus")]
     pairs = [("er-plus", row) if row.startswith("er-plus") else (row, "ER") for row in others]
@@ -93,11 +94,10 @@ SAME_SAMPLES = ((INTERFERED, UNIFORM), (INTERFERED, LOSS), (LOSS, UNIFORM))
 SAME_COST = ((INTERFERED, AS_INTERFERED), (INTERFERED, TWICE), (LOSS, AS_LOSS))
 
 
-def retrieval(name: str, stream: str, seeds: int, others: int | None = None) -> Target:
+def retrieval(stream: str, seeds: int, others: int | None = None) -> Target:
     """Retrievals at equal samples and at equal cost; ``others`` is the number of seeds of all but the first column."""
     known, entries = STREAMS[stream], []
-    places = [(augmented, sizes) for augmented in (True, False) for sizes in known["retrieval"]]
-    for augmented, sizes in places:
+    for augmented, sizes in product((True, False), known["retrieval"]):
         budget, scored = sizes["budget"], {name: sizes[name] for name in ("budget", "candidates")}
         rows: dict[str, tuple[str, dict[str, Any]]] = {
             UNIFORM: ("er-plus", {"budget": budget}),
@@ -108,12 +108,12 @@ def retrieval(name: str, stream: str, seeds: int, others: int | None = None) -> 
             TWICE: ("er-plus", {"budget": budget, "updates": 2 * (resolve("er-plus", stream).updates or 1)}),
         }
         column = f"{budget} replayed, {'augmented' if augmented else 'not augmented'}"
-        enough = others if (augmented, sizes) != places[0] else None
+        enough = others if entries else None
         augment = {"options": {"augment": known["augment"] if augmented else "none"}}
         entries += [Entry(row, column, m, stream, own | augment, seeds=enough) for row, (m, own) in rows.items()]
     title = f"{known['title']}: what interfered retrieval adds to er-plus"
     note = "Equal cost: as measured before these runs; CPU s a run says how equal it came out."
-    pairs = (*SAME_SAMPLES, *SAME_COST)
+    name, pairs = f"strong-retrieval-{stream}", (*SAME_SAMPLES, *SAME_COST)
     return target(name, title, tuple(entries), seeds, pairs=pairs, note=note, retrievals=SAME_SAMPLES)
 
 
@@ -128,7 +128,9 @@ def frontier(stream: str, seeds: int) -> Target:
     known, set_here = STREAMS[stream], stream_settings(stream)["methods"]
     methods = [name for name, method in METHODS.items() if not method.iid_epochs]
     rows = {name: {"method": name} for name in methods if name in set_here or name not in OF_SOME_STREAMS}
-    entries = tuple(_entry(row, known["title"], stream, own) for row, own in (rows | known["frontier"]).items())
+    entries = tuple(
+        Entry(row, known["title"], own["method"], stream, own) for row, own in (rows | known["frontier"]).items()
+    )
     note = "Each method as it is set for this stream. On the frontier: none is as accurate at less cost."
     title = f"{known['title']}: accuracy against CPU seconds"
     return target(f"strong-frontier-{stream}", title, entries, seeds, ("accuracy",), note=note)
@@ -138,12 +140,12 @@ def waiting(stream: str, seeds: int) -> Target:
     known, entries = STREAMS[stream], []
     for rate in RATES:
         for row, own in known["waiting"].items():
-            arriving = round(rate * own["cost"], 1)
-            own = {name: value for name, value in own.items() if name != "cost"}
+            arriving = round(rate * known["costs"][row], 1)
             column = f"{rate} batches a step of ER" if rate else "it waits"
-            entries.append(_entry(row, column, stream, own | ({"step_cost": arriving} if arriving > 1 else {})))
+            waited = {"step_cost": arriving} if arriving > 1 else {}
+            entries.append(Entry(row, column, own["method"], stream, own | waited))
     pairs = [("er-plus", row) for row in known["waiting"] if row != "er-plus"]
-    costs = ", ".join(f"{row} {own['cost']}" for row, own in known["waiting"].items())
+    costs = ", ".join(f"{row} {cost}" for row, cost in known["costs"].items())
     note = (
         "The stream goes on while a learner computes: of the batches that arrive during a step the newest is learned "
         f"next, and the others are lost. Steps of ER that a step costs, as measured before these runs: {costs}."
@@ -152,22 +154,15 @@ def waiting(stream: str, seeds: int) -> Target:
     return target(f"strong-waiting-{stream}", title, tuple(entries), seeds, pairs=(("er-mir", "er"), *pairs), note=note)
 
 
-def _entry(row: str, column: str, stream: str, own: dict[str, Any]) -> Entry:
-    settings = {name: value for name, value in own.items() if name != "method"}
-    return Entry(row, column, own["method"], stream, settings)
-
-
 # ----------------------------------------------------------------------------------------------------------- by name
 
 
 def parts() -> dict[str, list[Target]]:
     """The parts of ``strong`` by the names under which they can be asked for: one for each question."""
-    cifar10 = which_part("strong-parts-cifar10", "Split CIFAR-10: which part buys what", (CIFAR10,), 5)
-    mnist = which_part("strong-parts-mnist", "Split and Permuted MNIST: which part buys what", (SPLIT, PERMUTED), 20)
-    retrievals = [retrieval("strong-retrieval-cifar10", CIFAR10, 15, 5), retrieval("strong-retrieval-mnist", SPLIT, 20)]
+    parts = [which_part("strong-parts-cifar10", (CIFAR10,), 5), which_part("strong-parts-mnist", (SPLIT, PERMUTED), 20)]
     return {
-        "strong-parts": [cifar10, by_memory(), mnist, over_time()],
-        "strong-retrieval": retrievals,
+        "strong-parts": [*parts, by_memory(), over_time()],
+        "strong-retrieval": [retrieval(CIFAR10, 15, 5), retrieval(SPLIT, 20)],
         "strong-frontier": [frontier(CIFAR10, 3), frontier(SPLIT, 5), frontier(PERMUTED, 5)],
         "strong-waiting": [waiting(CIFAR10, 5), waiting(SPLIT, 20)],
     }

@@ -161,10 +161,8 @@ def time_chart(rows: Sequence[Row]) -> Chart:
     y = linear_axis(everything, BOTTOM, TOP, least=0.0, most=1.0)
     series = []
     for index, (row, points) in enumerate(measured):
-        marks = [
-            _mark(x.at(step), y, point, f"{row.label}, after {step:,} steps", index, column)
-            for column, (step, point) in enumerate(points.items())
-        ]
+        tips = {step: f"{row.label}, after {step:,} steps" for step in points}
+        marks = [_mark(x.at(at), y, points[at], tips[at], index, column) for column, at in enumerate(points)]
         series.append(Series(row.label, row.style, marks))
     x_ticks = [(x.at(tick), significant(tick)) for tick in x.ticks]
     title = "Accuracy over time"

@@ -141,8 +141,8 @@ def _common(runs: Sequence[FinishedRun]) -> Spec:
 
 def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]:
     """The group in order of seeds; where one seed was run at two precisions, a row for each precision."""
-    group = sorted(group, key=lambda run: run.spec.every or 0)  # one may be there under two names
-    once = {(run.spec.seed, precision_of(run.spec)): run for run in group}
+    # one may be there under two names, or with and without evaluation within tasks
+    once = {(run.spec.seed, precision_of(run.spec)): run for run in sorted(group, key=lambda run: run.spec.every or 0)}
     group = sorted(once.values(), key=lambda run: run.spec.seed)
     if len({run.spec.seed for run in group}) == len(group):
         return [group]
