@@ -96,7 +96,7 @@ SAME_COST = ((INTERFERED, AS_INTERFERED), (INTERFERED, TWICE), (LOSS, AS_LOSS))
 
 def retrieval(stream: str, seeds: int, others: int | None = None) -> Target:
     """Retrievals at equal samples and at equal cost; ``others`` is the number of seeds of all but the first column."""
-    known, entries = STREAMS[stream], []
+    known, entries = STREAMS[stream], list[Entry]()
     for augmented, sizes in product((True, False), known["retrieval"]):
         budget, scored = sizes["budget"], {name: sizes[name] for name in ("budget", "candidates")}
         rows: dict[str, tuple[str, dict[str, Any]]] = {
