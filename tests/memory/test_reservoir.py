@@ -456,12 +456,12 @@ def test_a_restored_memory_goes_on_bit_for_bit(tmp_path: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
 def test_slots_that_were_never_written_are_saved_as_zeros(dtype: torch.dtype) -> None:
     memory = ReservoirMemory(100)
-    memory.add((torch.ones(60, 50).to(dtype), torch.ones(60, 0)), torch.ones(60, dtype=torch.long))
+    memory.add((torch.ones(60, 50).to(dtype), torch.ones(60, 1)), torch.ones(60, dtype=torch.long))
     memory.forget(slots=range(40, 60))
     restored = ReservoirMemory(100, seed=5)  # of which the first 40 slots are written
     restored.load_state_dict(memory.state_dict())
     while restored.slots().max() < 90:
-        restored.add((torch.ones(1, 50).to(dtype), torch.ones(1, 0)), torch.ones(1, dtype=torch.long))
+        restored.add((torch.ones(1, 50).to(dtype), torch.ones(1, 1)), torch.ones(1, dtype=torch.long))
     state = restored.state_dict()
     empty = torch.tensor(sorted(set(range(len(state["columns"]["y"]))) - set(restored.slots().tolist())))
     assert len(empty) > 10
