@@ -120,8 +120,20 @@ def tree_leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
-def unchanged(x: Tree) -> Tree:
-    """Return inputs as they are; a function with a name, which can be pickled."""
+def highest(samples: Batch, scores: Tensor, n: int) -> tuple[Batch, Tensor]:
+    """Return the ``n`` samples with the highest scores, and these, highest first; ties keep their order."""
+    scores = torch.nan_to_num(scores, nan=torch.inf, posinf=torch.inf)  # NaN is the worst loss, not the lowest
+    ranked, order = scores.sort(descending=True, stable=True)
+    return samples.take(order[:n].cpu()), ranked[:n]
+
+
+def given(*batches: Batch) -> tuple[Batch, ...]:
+    """Return batches as they are; a function with a name, which can be pickled."""
+    return batches
+
+
+def unchanged(x: Any) -> Any:
+    """Return inputs, or a batch, as they are; a function with a name, which can be pickled."""
     return x
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..batch import Batch, tree_concatenate
 from ..checks import is_number
 from ..errors import CheckpointError, InvalidInput
 from ..heads import Growth
+from ..losses import AVERAGED, at_least_float32
 from ..network import Network
 from ..states import copied
 from ..undo import Operations, assign
@@ -55,6 +58,15 @@ class Average:
         return chain(
             assign(self, tensors=tensors), map(torch._foreach_lerp_, [list(tensors.values())], [theirs], [share])
         )
+
+    def taught(self, *batches: Batch) -> tuple[Batch, ...]:
+        """Return batches with the logits of the averaged weights for them, computed in one pass."""
+        network, both = self.network, tree_concatenate([batch.x for batch in batches])
+        with network.looking("scoring"):
+            tensors = network.twin.tensors() | self.tensors
+            logits = at_least_float32(network(network.ready(both), tensors, network.precision.scoring))
+        parts = torch.tensor_split(logits, [len(batches[0])]) if len(batches) > 1 else [logits]
+        return tuple(replace(b, columns={**b.columns, AVERAGED: p}) for b, p in zip(batches, parts, strict=True))
 
     def grow(self, grown: Growth) -> Operations:
         """Return what gives the averaged head the new outputs too."""

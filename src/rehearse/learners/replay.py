@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, checked_batch, tree_concatenate
+from ..batch import Batch, Step, Tree, checked_batch, given, unchanged
 from ..batchnorm import BatchNormPolicy, policy
 from ..checks import (
     check_budget,
@@ -22,7 +22,7 @@ from ..checks import (
 )
 from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..losses import AVERAGED, at_least_float32, columns_to_store, reads_average
+from ..losses import columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network
@@ -122,7 +122,10 @@ class Replay(Learner):
         self.exclude_current_task = exclude_current_task
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
-        self._distills = reads_average(self.loss)
+        self._seen: Callable[[Batch], Batch] = unchanged if self.augment is None else self.augment
+        self._taught: Callable[..., tuple[Batch, ...]] = given
+        if self.average is not None and reads_average(self.loss):
+            self._taught = self.average.taught
         self._parts: list[Undoable] = [network, memory]
         self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
         self._parts += [] if self.augment is None else [self.augment]
@@ -139,7 +142,7 @@ class Replay(Learner):
             with network.training(self.updates):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
-                    seen = self._augmented(incoming)
+                    seen = self._seen(incoming)
                     if joint:  # one pass for B_n ∪ B_MC: batch-norm sees them together, or it is merely faster
                         passed, (replayed, interference) = self._joint_pass(engine, seen, query)
                         loss, gradient, logits, replayed_loss = passed
@@ -147,7 +150,7 @@ class Replay(Learner):
                         loss, gradient, logits, replayed_loss = engine.gradient(*self._taught(seen), replayed=False)
                         replayed, interference = self._retrieve(query, gradient, engine)  # B_MC; θᵛ is in engine.losses
                         if replayed is not None:
-                            seen = self._augmented(replayed)
+                            seen = self._seen(replayed)
                             replayed_loss, second, *_ = engine.gradient(*self._taught(seen), replayed=True)
                             gradient = gradient.plus(second, self.replay_weight)  # ∇ℓ(B_n) + ∇ℓ(B_MC)
                     step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
@@ -157,20 +160,6 @@ class Replay(Learner):
             follow = () if self.average is None else self.average.follow(self.progress.steps, self.updates)
             commit(step, follow, assign(self, progress=progress))
         return Step(loss, replayed_loss, replayed, interference)
-
-    def _augmented(self, batch: Batch) -> Batch:
-        return batch if self.augment is None else self.augment(batch)
-
-    def _taught(self, *batches: Batch) -> tuple[Batch, ...]:
-        """Return batches with the logits of the averaged weights for them, in one pass, if the loss reads them."""
-        if not self._distills or self.average is None:
-            return batches
-        network, both = self.network, tree_concatenate([batch.x for batch in batches])
-        with network.looking("scoring"):
-            tensors = network.twin.tensors() | self.average.tensors
-            logits = at_least_float32(network(network.ready(both), tensors, network.precision.scoring))
-        parts = torch.tensor_split(logits, [len(batches[0])]) if len(batches) > 1 else [logits]
-        return tuple(replace(b, columns={**b.columns, AVERAGED: p}) for b, p in zip(batches, parts, strict=True))
 
     def _passes_jointly(self) -> bool:
         """Whether incoming and replayed samples share a pass: by policy, or as no gradient is needed between them.
@@ -189,7 +178,7 @@ class Replay(Learner):
         retrieved = self._retrieve(query, gradient, engine)
         if retrieved.batch is None:
             return engine.gradient(*self._taught(incoming), replayed=False), retrieved
-        first, second = self._taught(incoming, self._augmented(retrieved.batch))
+        first, second = self._taught(incoming, self._seen(retrieved.batch))
         return engine.joint_gradient(first, second, self.replay_weight), retrieved
 
     def _retrieve(self, query: Batch, gradient: Any, engine: Engine) -> Retrieved:

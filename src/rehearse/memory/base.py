@@ -162,11 +162,13 @@ class Memory(Described, ABC):
         """Return how many samples can be drawn."""
         return self._index.count(_task_set(exclude_task))
 
-    def sample(self, n: int, exclude_task: int | Tensor | None = None, *, ordered: bool = False) -> Batch:
+    def sample(self, n: int | None, exclude_task: int | Tensor | None = None, *, ordered: bool = False) -> Batch:
         """Return ``n`` distinct samples at random (all where there are fewer), without those of a task; O(n).
 
-        They come in random order, or in the order of their slots if ``ordered``.
+        They come in random order, or in the order of their slots if ``ordered``. None is all of them, ordered.
         """
+        if n is None:
+            return self.all(exclude_task)
         if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
             raise InvalidInput(f"cannot sample {n!r}; ask for a number of samples")
         self.check_open()
