@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError, InvalidType
-from .files import replacing
+from .files import replace
 from .learners import Learner
 
 MAGIC: Final = b"REHEARSE"
@@ -76,9 +76,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], mode: in
     torch.save(_plain(dict(state), "state"), buffer)
     payload = buffer.getbuffer()
     try:
-        with replacing(Path(path), mode) as file:
-            file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
-            file.write(payload)
+        replace(Path(path), HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)), payload, mode=mode)
     except OSError as problem:
         raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}") from problem
 

@@ -280,8 +280,6 @@ class Memory(Described, ABC):
             with all_or_nothing(self) as commit:
                 self.discard(some)
                 commit(())
-        if file is not None:
-            file.sync()
         return len(doomed)
 
     def discard(self, slots: Slots) -> None:
