@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rehearse.files import replace, write_whole
+from rehearse.files import replace_file, write_whole
 
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     write_whole(path, "one")
     with pytest.raises(TypeError):
-        replace(path, b"half of the other", None)
+        replace_file(path, b"half of the other", None)
     assert path.read_text("utf-8") == "one"
     assert os.listdir(tmp_path) == ["page.md"]
 
@@ -55,7 +55,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_that_writes(tmp_path:
     other.write_bytes(b"of another file")
     with open(tmp_path / ".page.md.def.tmp", "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # it is being written by another process
-        replace(path, b"whole")
+        replace_file(path, b"whole")
     assert sorted(os.listdir(tmp_path)) == sorted([other.name, path.name, ".page.md.def.tmp"])
 
 

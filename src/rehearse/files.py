@@ -48,7 +48,7 @@ def write_at(descriptor: int, content: Any, position: int) -> int:
     return position
 
 
-def replace(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> None:
+def replace_file(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> None:
     """Write a file that takes the place of ``path`` once it is complete and on the disk.
 
     After an error nothing is left of it, and what a killed process left is removed. A link stays a link, and a file
@@ -96,7 +96,7 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, "utf-8")
         return
-    replace(path, text.encode("utf-8"))
+    replace_file(path, text.encode("utf-8"))
 
 
 def append(path: Path, content: bytes, size: int, mode: int = 0o666) -> int:

@@ -515,7 +515,7 @@ def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(
         raise OSError(errno.ENOSPC, "no space left on the disk")
 
     with monkeypatch.context() as disk:
-        disk.setattr("rehearse.memory.mapped.journal.replace", full)
+        disk.setattr("rehearse.memory.mapped.journal.replace_file", full)
         for call in (
             lambda: rehearse.save(one, tmp_path / "other"),
             lambda: rehearse.load(tmp_path / "checkpoint", into=one),

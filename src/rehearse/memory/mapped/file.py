@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import flush, lock, remove, replace, unlock, write_at
+from ...files import flush, lock, remove, replace_file, unlock, write_at
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -90,7 +90,7 @@ class MappedFile:
                 raise OSError(errno.ENOSPC, "no space left on the disk")
             for generation in generations(self.path):  # of a run that was killed before its first save was done
                 remove(journal_path(self.path, generation))
-            replace(self.path, header.content(), mode=0o600, size=size)
+            replace_file(self.path, header.content(), mode=0o600, size=size)
         except OSError as problem:
             raise InvalidInput(f"cannot create {self.path} ({size:,} bytes): {problem.strerror}") from problem
         self._open()

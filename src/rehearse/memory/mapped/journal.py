@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ...files import append, flush, opened, replace, write_at
+from ...files import append, flush, opened, replace_file, write_at
 from ..index import Slots
 
 Bytes = NDArray[np.uint8]
@@ -54,7 +54,7 @@ class Journal:
     def create(self, forgotten: Slots) -> None:
         """Write a journal of slots that are to stay empty, on the disk; nothing was overwritten yet."""
         content = self._header + self._records(FORGOTTEN, forgotten, 0)
-        replace(self.path, content, mode=0o600)
+        replace_file(self.path, content, mode=0o600)
         self._size = len(content)
 
     def append(self, kind: np.uint64, slots: Slots, rows: Bytes | int = 0) -> None:
