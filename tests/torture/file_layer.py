@@ -24,6 +24,10 @@ from torch import Tensor, nn
 import rehearse
 from rehearse import Replay, ReservoirMemory, RingMemory, Uniform
 from rehearse.errors import CheckpointError, RehearseError
+from rehearse.lab.campaign.store import Store
+from rehearse.lab.campaign.work import run_spec
+from rehearse.lab.experiment import Settings, with_precision
+from rehearse.lab.methods import resolve
 from rehearse.states import network_state
 
 from .lying_disk import FAULTS, Image, LyingDisk, restore
@@ -270,15 +274,56 @@ def restarted(found: Found, kind: str, goes_on: bool) -> Iterator[str]:
             one.memory.close()
 
 
+SPEC: dict[str, Any] = {"samples_per_task": 20, "seed": 3}
+COUNTED = ("spec", "metrics", "matrices", "test_sizes")  # of a result; the rest is time
+
+
+def campaign(folder: Path) -> dict[str, Any]:
+    """One small run of the laboratory, from its last checkpoint if there is one, to its result in the store."""
+    spec = with_precision(resolve("er", "split-mnist-5k", SPEC))
+    run_spec(spec, Store(folder / "out"), Settings(checkpoint_steps=3))
+    result = Store(folder / "out").get(spec) or {}
+    return {name: result[name] for name in COUNTED}
+
+
+def campaign_images(chance: random.Random) -> tuple[dict[str, Any], list[Image]]:
+    """The result, and what a restart may find at every call."""
+    found: list[Image] = []
+    with tempfile.TemporaryDirectory() as folder:
+        disk = LyingDisk(Path(folder).resolve())
+        disk.before_call = lambda: found.extend(image for image in disk.images(chance, 1) if image not in found[-3:])
+        with mock.patch("rehearse.files.os", disk):
+            return campaign(disk.root), found
+
+
+def resumed(image: Image, expected: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a campaign that goes on from an image."""
+    with tempfile.TemporaryDirectory() as name:
+        restore(image, Path(name))
+        refused = list(Path(name).glob("out/*/checkpoint.refused"))
+        try:
+            if campaign(Path(name)) != expected:
+                yield "another result than that of an uninterrupted run"
+            if refused or list(Path(name).glob("out/*/checkpoint.refused")):
+                yield "the checkpoint was refused"
+        except Exception as problem:
+            yield f"{type(problem).__name__}: {problem}"
+
+
 def run(tries: int | None, seed: int) -> Result:
-    """Try so many images and faults, half of each, or (None) all that there are."""
+    """Try so many images and faults, half of each, and a tenth as many of a campaign; or (None) all that there are."""
     chance, failures, done = random.Random(seed), list[str](), 0
     worlds = {kind: performed(kind, chance) for kind in KINDS}
+    expected, images = campaign_images(chance)
     stops = [(kind, found) for kind, world in worlds.items() for found in world.found]
     faults = [(kind, (at + 1, what)) for kind in KINDS for at in range(worlds[kind].disk.calls) for what in FAULTS]
     if tries is not None:
         stops = chance.sample(stops, min(len(stops), (tries + 1) // 2))
         faults = chance.sample(faults, min(len(faults), tries // 2))
+        images = chance.sample(images, min(len(images), tries // 10))
+    for number, image in enumerate(images):
+        done += 1
+        failures += [f"campaign, image {number}: {wrong}" for wrong in resumed(image, expected)]
     for kind, found in stops:
         done += 1
         failures += [f"{found.label}: {wrong}" for wrong in restarted(found, kind, chance.random() < 0.3)]
