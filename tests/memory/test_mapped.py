@@ -73,7 +73,6 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
         "ids": torch.randint(0, 9, (6, 3), generator=generator, dtype=torch.int32),
         "pair": (torch.randn(6, 2, 2, generator=generator).bfloat16(), torch.rand(6, generator=generator) > 0.5),
         "odd": torch.randint(0, 9, (6, 7), generator=generator, dtype=torch.int8),
-        "none": torch.zeros(6, 0),
     }
     y = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     memory = ReservoirMemory(10, path=tmp_path / "samples")
@@ -84,7 +83,6 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
     assert torch.equal(held.x["pair"][0], x["pair"][0])
     assert torch.equal(held.x["pair"][1], x["pair"][1])
     assert torch.equal(held.x["odd"], x["odd"])
-    assert held.x["none"].shape == (6, 0)
     assert torch.equal(held.columns["logits"], torch.arange(12.0).view(6, 2))
 
 

@@ -413,8 +413,6 @@ class Learner(Described, ABC):
         check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), lambda _: True), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
         self.progress = Progress(*state["progress"])
-        if not self._own_state():
-            check(state["own"], {}, "what this method knows")
         self._load_own_state(state["own"])
         if self.memory is not None:  # last: samples in a file may not find their way back
             self.memory.load_state_dict(state["memory"], self._check_stored)
