@@ -178,3 +178,13 @@ def test_unknown_tasks_are_stored_as_minus_one() -> None:
     assert task_column(None, 2).tolist() == [-1, -1]
     assert task_column(4, 2).tolist() == [4, 4]
     assert task_column(torch.tensor([1, 2]), 2).tolist() == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["meta", "nested"])
+def test_tensors_without_numbers_or_of_many_lengths_are_refused(kind: str) -> None:
+    meta = torch.empty(2, 3, device="meta")
+    values = meta if kind == "meta" else torch.nested.nested_tensor([torch.rand(2), torch.rand(3)])
+    for call in (lambda: checked_batch(values, [0, 1]), lambda: checked_batch(torch.rand(2, 3), values)):
+        with pytest.raises(InvalidType, match=f"{kind}; use dense real numbers"):
+            call()

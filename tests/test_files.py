@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -10,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rehearse.files import remove_unfinished, replacing, write_whole
+from rehearse.files import replace_file, write_whole
 
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "page.md"
     write_whole(path, "one")
-    with pytest.raises(TypeError), replacing(path) as file:
-        file.writelines([b"half of the other", None])  # type: ignore[list-item]
+    with pytest.raises(TypeError):
+        replace_file(path, b"half of the other", None)
     assert path.read_text("utf-8") == "one"
     assert os.listdir(tmp_path) == ["page.md"]
 
@@ -48,12 +49,14 @@ def test_a_pipe_takes_the_text_as_it_comes(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_by_the_next_that_writes(tmp_path: Path) -> None:
     path, other = tmp_path / "page.md", tmp_path / ".pages.md.abc.tmp"
     (tmp_path / ".page.md.abc.tmp").write_bytes(b"half")
     other.write_bytes(b"of another file")
-    remove_unfinished(path)
-    assert os.listdir(tmp_path) == [other.name]
+    with open(tmp_path / ".page.md.def.tmp", "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # it is being written by another process
+        replace_file(path, b"whole")
+    assert sorted(os.listdir(tmp_path)) == sorted([other.name, path.name, ".page.md.def.tmp"])
 
 
 def test_an_error_says_whether_the_old_file_or_the_new_one_is_there(

@@ -236,8 +236,9 @@ def _checked_leaf(values: Any, name: str) -> Tensor:
 def as_tensor(values: Any, name: str) -> Tensor:
     """Return the user's numbers as a tensor, which shares memory with them where torch can."""
     tensor = values.detach() if isinstance(values, Tensor) else _from_array(values, name)
-    if tensor.dtype not in DTYPES or tensor.layout != torch.strided:
-        raise InvalidType(f"{name} is {tensor.dtype}, {tensor.layout}; use dense real numbers like float32 or int64")
+    if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else tensor.layout
+        raise InvalidType(f"{name} is {tensor.dtype}, {kind}; use dense real numbers like float32 or int64")
     return tensor
 
 

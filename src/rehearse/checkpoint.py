@@ -7,11 +7,12 @@ torch's loader silently accepts most single flipped bits.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
-import pickle
 import struct
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,14 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import CheckpointError, InvalidType
-from .files import replacing
+from .errors import CheckpointError, InvalidType, RehearseError
+from .files import replace_file
 from .learners import Learner
 
 MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
 HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, to tell another version from damage
 LEARNER: Final = "learner"
+SHARED: Final = 100  # layers of a model, at most, that may share one tensor
 OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
 
@@ -63,7 +65,7 @@ def load(path: str | os.PathLike[str], into: Learner) -> None:
         raise CheckpointError(f"{path} is a file of rehearse, but no saved learner")
     try:
         into.load_state_dict(content["state"])
-    except CheckpointError as problem:
+    except RehearseError as problem:
         raise CheckpointError(f"cannot load {path}: {problem}") from problem
 
 
@@ -76,9 +78,7 @@ def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], mode: in
     torch.save(_plain(dict(state), "state"), buffer)
     payload = buffer.getbuffer()
     try:
-        with replacing(Path(path), mode) as file:
-            file.write(HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)))
-            file.write(payload)
+        replace_file(Path(path), HEADER.pack(MAGIC, VERSION, _digest(VERSION, payload)), payload, mode=mode)
     except OSError as problem:
         raise CheckpointError(f"cannot write {path}: {problem.strerror or problem}") from problem
 
@@ -90,9 +90,11 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: If there is something wrong with the file; the message says what.
     """
     try:
+        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for somebody to write
+            raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
         content = Path(path).read_bytes()
-    except OSError as problem:
-        raise CheckpointError(f"cannot read {path}: {problem.strerror}") from problem
+    except (OSError, ValueError) as problem:
+        raise CheckpointError(f"cannot read {path}: {getattr(problem, 'strerror', problem)}") from problem
     magic, version, digest = HEADER.unpack(content[: HEADER.size].ljust(HEADER.size, b"\0"))
     if magic != MAGIC:
         raise CheckpointError(f"{path} was not written by rehearse (or its first bytes are damaged)")
@@ -103,12 +105,43 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         newer = f"has format version {version}, written by a newer rehearse; this one reads version {VERSION}"
         raise CheckpointError(f"{path} {newer if version > VERSION else OLDER}")
     try:
+        _check_container(payload)
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError) as problem:
+        _check_sizes(state, len(payload))
+        read: dict[str, Any] = _plain(state, "it")
+    except Exception as problem:  # what torch raises for a file that it cannot read is not documented
         raise CheckpointError(f"{path} holds more than tensors and plain values, or nothing: {problem}") from problem
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not a state")
-    return state
+    if not isinstance(read, dict):
+        raise CheckpointError(f"{path} holds a {type(read).__name__}, not a state")
+    return read
+
+
+def _check_container(payload: memoryview) -> None:
+    """Refuse what would be larger in memory than it is on the disk."""
+    with zipfile.ZipFile(io.BytesIO(payload)) as container:
+        records = container.infolist()
+    stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    if not stored or sum(record.file_size for record in records) > len(payload):
+        raise CheckpointError("its records are compressed, or share their bytes")
+
+
+def _check_sizes(state: Any, size: int) -> None:
+    """Refuse tensors without the data that they declare, and parts that are repeated until they fill the memory."""
+    parts, seen, declared = [state], 1, 0
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict | list | tuple):
+            seen += len(part)
+            if seen > size:
+                raise CheckpointError("it has more parts than bytes")
+            parts.extend(part.values() if isinstance(part, dict) else part)
+        elif isinstance(part, Tensor):
+            if type(part) is not Tensor or part.is_nested or part.layout != torch.strided or part.device.type != "cpu":
+                raise CheckpointError(f"it holds a tensor of another kind: {part.layout} on {part.device}")
+            own = part.numel() * part.element_size()
+            declared += own
+            if part.is_quantized or part.untyped_storage().nbytes() < own or declared > SHARED * size:
+                raise CheckpointError(f"a tensor of shape {tuple(part.shape)} is larger than the data that it has")
 
 
 def _digest(version: int, payload: memoryview) -> bytes:
@@ -121,8 +154,9 @@ def _plain(value: Any, where: str) -> Any:
     """Return the value as it can be read back safely; refusing here is better than refusing at loading."""
     if isinstance(value, Tensor):
         value = value.detach()
-        # torch writes the whole storage behind a view
-        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+        # torch writes the storage behind a view: more, or of an expanded one less
+        own = value.numel() * value.element_size()
+        return value if value.untyped_storage().nbytes() == own else value.clone(memory_format=torch.contiguous_format)
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, np.bool_ | np.integer | np.floating):

@@ -1,7 +1,8 @@
 """Writing to the disk.
 
-A file that is replaced is the old one or the new one, complete, whatever kills the process. What is appended is
-appended whole or not at all. Bytes of a mapped file change in `overwrite` alone.
+A file that is replaced is the old one or the new one, complete, whatever kills the process and whenever the power
+fails. Everything that has to survive is written by the functions of this module, which reach the system through its
+``os`` alone: the tests put a disk that fails and forgets in its place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import io
 import os
 import secrets
 import sys
@@ -17,24 +17,49 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from numpy.typing import NDArray
 
-
-def sync(path: Path) -> None:
-    """Return when the content of a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+@contextlib.contextmanager
+def opened(path: Path, flags: int = os.O_RDWR, mode: int = 0o666) -> Iterator[int]:
+    """Open a file or a directory, and close its descriptor."""
+    descriptor = os.open(path, flags, mode)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
-    """Open a file that takes the place of ``path`` once it is complete and on the disk; after an error nothing is left.
+def sync(path: Path) -> None:
+    """Return when the content of a file, or the names in a directory, are on the disk."""
+    with opened(path, os.O_RDONLY) as descriptor:
+        flush(descriptor)
 
-    A link stays a link, and a file keeps its mode; a new one has ``mode``, less what the process masks. Errors of the
-    system name ``path`` and say what is there now.
+
+def flush(descriptor: int) -> None:
+    """Return when the content of an open file is on the disk."""
+    os.fsync(descriptor)
+
+
+def write_at(descriptor: int, content: Any, position: int) -> int:
+    """Write bytes at a position of an open file, however many the system takes at once; return where they end."""
+    left = memoryview(content).cast("B")
+    while left:
+        written = os.pwrite(descriptor, left, position)
+        left, position = left[written:], position + written
+    return position
+
+
+def replace_file(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> None:
+    """Write a file that takes the place of ``path`` once it is complete and on the disk.
+
+    After an error nothing is left of it, and what a killed process left is removed. A link stays a link, and a file
+    keeps its mode; a new one has ``mode``, less what the process masks. Errors of the system name ``path`` and say what
+    is there now.
+
+    Args:
+        path: The place.
+        parts: The content, as bytes.
+        mode: Of a new file.
+        size: At least so many bytes are reserved on the disk.
     """
     outcome = "what was there before is untouched"
     place = Path(os.path.realpath(path))
@@ -42,13 +67,20 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[io.BufferedWriter]:
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
-        with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        _remove_unfinished(place)
+        with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode) as descriptor:
+            lock(descriptor)  # says that it is being written
             if place.exists():
-                os.fchmod(file.fileno(), place.stat().st_mode & 0o777)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, place)
+                os.fchmod(descriptor, place.stat().st_mode & 0o777)
+            if size and sys.platform == "linux":
+                os.posix_fallocate(descriptor, 0, size)
+            elif size:
+                os.ftruncate(descriptor, size)
+            end = 0
+            for part in parts:
+                end = write_at(descriptor, part, end)
+            flush(descriptor)
+            os.replace(temporary, place)
         outcome = "the new file is in place, but a power failure may undo that"
         sync(place.parent)  # a renamed file is safe only when its directory is synced too
     except BaseException as problem:
@@ -64,33 +96,38 @@ def write_whole(path: Path, text: str) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_text(text, "utf-8")
         return
-    with replacing(path) as file:
-        file.write(text.encode("utf-8"))
+    replace_file(path, text.encode("utf-8"))
 
 
-def append(path: Path, content: bytes) -> None:
-    """Append all of this to a file, or, if the disk is full, nothing."""
-    with open(path, "r+b", buffering=0) as file:
-        size, left = file.seek(0, os.SEEK_END), memoryview(content)
-        try:
-            while left:
-                left = left[file.write(left) :]
-        except OSError:
-            file.truncate(size)
-            raise
+def append(path: Path, content: bytes, size: int, mode: int = 0o666) -> int:
+    """Append bytes to a file of this size; return its new size when all of it is on the disk.
 
-
-def reserve(descriptor: int, size: int) -> None:
-    """Give an empty file its size, with room on the disk: a mapped page that finds none kills the process."""
-    if sys.platform == "linux":
-        os.posix_fallocate(descriptor, 0, size)
-    else:
+    What is there beyond the size, as a call that failed may have left it, goes. A missing file is made.
+    """
+    with opened(path, os.O_RDWR | os.O_CREAT, mode) as descriptor:
         os.ftruncate(descriptor, size)
+        end = write_at(descriptor, content, size)
+        flush(descriptor)
+    return end
 
 
-def overwrite(mapped: NDArray[Any], where: Any, values: Any) -> None:
-    """Write into a mapped file."""
-    mapped[where] = values
+def remove(path: Path) -> None:
+    """Remove a file, if it is there; it does not come back when the power fails."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+        sync(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a directory, and those above it that are missing, on the disk."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        try:
+            os.mkdir(path)
+        except FileExistsError:  # by another process in the meantime, or it is a file
+            if not path.is_dir():
+                raise
+        sync(path.parent)
 
 
 def lock(file: IO[Any] | int) -> bool:
@@ -108,7 +145,10 @@ def unlock(descriptor: int, process: int) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def remove_unfinished(path: Path) -> None:
-    """Remove what a process left that was killed while it wrote ``path``."""
-    for unfinished in path.parent.glob(f".{path.name}.*.tmp"):
-        unfinished.unlink(missing_ok=True)
+def _remove_unfinished(place: Path) -> None:
+    """Remove what processes left that were killed while they wrote ``place``: it may hold samples."""
+    for name in os.listdir(place.parent):
+        if name.startswith(f".{place.name}.") and name.endswith(".tmp"):
+            with contextlib.suppress(OSError), opened(place.parent / name) as descriptor:
+                if lock(descriptor):
+                    os.unlink(place.parent / name)

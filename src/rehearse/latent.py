@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .checks import is_number, is_whole
 from .errors import InvalidInput
+from .forms import check, count
 from .losses import at_least_float32
 from .network import Network
 from .undo import Restore
@@ -182,4 +183,6 @@ class LatentSearch:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        vars(self).update({name: state[name] for name in COUNTS})
+        form = dict.fromkeys(COUNTS, count) | {"sums": lambda sums: all(type(one) is float for one in sums)}
+        check(state, form, "the counts of a search")
+        vars(self).update(state)

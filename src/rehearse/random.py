@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import InvalidInput
+from .forms import check
 from .undo import Restore, restoring
 
 
@@ -86,7 +87,8 @@ class RandomState:
 
     def set(self, state: dict[str, Tensor]) -> None:
         """Continue from what `get` returned."""
-        own = {device: values.cpu().to(torch.uint8) for device, values in state.items()}
+        own = {device: values.cpu() for device, values in state.items()}
+        check(own, dict.fromkeys(own, Tensor) | {"cpu": self._own["cpu"]}, "the random state")
         torch.Generator().set_state(own["cpu"])  # raises if it is not a state
         self._own = own
 

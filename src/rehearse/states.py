@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import partial
+from operator import eq
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import CheckpointError
+from .forms import check, count, setting
 from .heads import fit
 from .network import Network
+from .random import borrowed
 
 
 def network_state(network: Network) -> dict[str, Any]:
@@ -33,16 +37,25 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: If the state is of another model or optimizer.
     """
+    check(
+        state,
+        dict.fromkeys(("model", "buffers", "optimizer"), dict) | {"optimizer_kind": str, "samples_passed": count},
+        f"the {network.name}'s state",
+    )
     fit(network.model, network.optimizer, state["model"], network.least_outputs)
-    network.model.load_state_dict(state["model"])
     unsaved = _unsaved_buffers(network.model)
-    if state["buffers"].keys() != unsaved.keys():
-        raise CheckpointError("the model's buffers are others than those that were saved")
+    check(state["model"], _any_extra_state(network.model.state_dict()), f"the {network.name}'s weights")
+    check(state["buffers"], unsaved, f"the {network.name}'s buffers")
+    network.model.load_state_dict(state["model"])
     for name, buffer in unsaved.items():
         buffer.copy_(state["buffers"][name])
-    _check_optimizer_state(state["optimizer"], network.optimizer, state["optimizer_kind"])
+    if state["optimizer_kind"] != type(network.optimizer).__name__:
+        kinds = state["optimizer_kind"], type(network.optimizer).__name__
+        raise CheckpointError(f"the state is of {kinds[0]}, this optimizer is {kinds[1]}")
+    with borrowed(network.random):
+        check_optimizer_state(state["optimizer"], network.optimizer)
     network.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-    network.samples_passed = int(state["samples_passed"])
+    network.samples_passed = state["samples_passed"]
 
 
 def move_network(network: Network, device: torch.device | str) -> None:
@@ -62,12 +75,32 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name not in saved}
 
 
-def _check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer, kind: str) -> None:
-    """Check what torch does not: whose state it is, and the shapes of what it holds."""
-    if kind != type(optimizer).__name__:
-        raise CheckpointError(f"the state is of {kind}, this optimizer is {type(optimizer).__name__}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for number, values in state["state"].items():
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.ndim and value.shape != parameters[int(number)].shape:
-                raise CheckpointError(f"the optimizer's {name} of parameter {number} has another shape")
+def _any_extra_state(model_state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form of a model's state; what modules save beside tensors is theirs to check."""
+    return {name: value if isinstance(value, Tensor) else lambda _: True for name, value in model_state.items()}
+
+
+def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    """Check a state by steps of a copy: one from the start shows what is held, another has to continue from it."""
+    shadow, own = copy.deepcopy(optimizer), optimizer.state_dict()["param_groups"]
+    shadow._optimizer_step_pre_hooks.clear()
+    shadow._optimizer_step_post_hooks.clear()
+    check(state, {"state": dict, "param_groups": [dict] * len(own)}, "the optimizer's state")
+    for group, mine in zip(state["param_groups"], own, strict=True):
+        check(group, dict.fromkeys(group, setting) | {"params": partial(eq, mine["params"])}, "the optimizer's group")
+    parameters = [parameter for group in shadow.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    fresh: dict[int, dict[str, Any]] = {}
+    both: list[dict[int, dict[str, Any]]] = [{}, state["state"]]
+    for held in both:
+        shadow.load_state_dict(copy.deepcopy({**state, "state": held}))
+        for number, values in held.items():
+            check(number, lambda number: count(number) and number < len(parameters), "a parameter's number")
+            for name, value in values.items():
+                known = (), parameters[number].shape, getattr(fresh.get(number, {}).get(name), "shape", ())
+                if not (value.shape in known if isinstance(value, Tensor) else setting(value)):
+                    raise CheckpointError(f"the optimizer's {name} of parameter {number} has another shape")
+        for _ in range(2):  # momentum is multiplied from the second on
+            type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object
+        fresh = shadow.state_dict()["state"]

@@ -73,7 +73,6 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
         "ids": torch.randint(0, 9, (6, 3), generator=generator, dtype=torch.int32),
         "pair": (torch.randn(6, 2, 2, generator=generator).bfloat16(), torch.rand(6, generator=generator) > 0.5),
         "odd": torch.randint(0, 9, (6, 7), generator=generator, dtype=torch.int8),
-        "none": torch.zeros(6, 0),
     }
     y = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     memory = ReservoirMemory(10, path=tmp_path / "samples")
@@ -84,7 +83,6 @@ def test_any_tree_and_dtype(tmp_path: Path) -> None:
     assert torch.equal(held.x["pair"][0], x["pair"][0])
     assert torch.equal(held.x["pair"][1], x["pair"][1])
     assert torch.equal(held.x["odd"], x["odd"])
-    assert held.x["none"].shape == (6, 0)
     assert torch.equal(held.columns["logits"], torch.arange(12.0).view(6, 2))
 
 
@@ -234,25 +232,6 @@ def test_a_generation_is_never_given_twice_although_the_counter_was_lost(tmp_pat
         with pytest.raises(CheckpointError, match="loaded and continued"):
             again.load_state_dict(abandoned)
         again.close()
-
-
-def test_the_counter_is_on_the_disk_before_it_is_used(mapped: ReservoirMemory, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-
-    def noting(name: str) -> Callable[..., Any]:
-        call = getattr(os, name)
-        return lambda *arguments: (calls.append(name), call(*arguments))[1]
-
-    feed(mapped, 0, 10)
-    for name in ("pwrite", "fsync", "replace", "unlink"):
-        monkeypatch.setattr(os, name, noting(name))
-    for number in (10, 20):
-        state = mapped.state_dict()
-        mapped.confirm(state)
-        feed(mapped, number, number + 10)
-    written = [position for position, name in enumerate(calls) if name == "pwrite"]
-    assert len(written) == 4
-    assert all(calls[position + 1] == "fsync" for position in written)
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
@@ -530,16 +509,16 @@ def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(
     rehearse.save(one, tmp_path / "checkpoint")
     one.observe(*samples(1))
 
-    def full(path: Path, mode: int = 0o666) -> None:
+    def full(path: Path, *parts: bytes, mode: int = 0o666) -> None:
         raise OSError(errno.ENOSPC, "no space left on the disk")
 
     with monkeypatch.context() as disk:
-        disk.setattr("rehearse.memory.mapped.journal.replacing", full)
+        disk.setattr("rehearse.memory.mapped.journal.replace_file", full)
         for call in (
             lambda: rehearse.save(one, tmp_path / "other"),
             lambda: rehearse.load(tmp_path / "checkpoint", into=one),
         ):
-            with pytest.raises(CheckpointError, match=r"cannot write the journal of .*: no space left"):
+            with pytest.raises(CheckpointError, match=r"cannot write .* or its journal: no space left"):
                 call()
     assert not (tmp_path / "other").exists()
     rehearse.load(tmp_path / "checkpoint", into=one)

@@ -337,8 +337,8 @@ def filled(folder: Path | None) -> Memory:
 FAILURES: dict[str, tuple[Any, str, Exception | BaseException]] = {
     "the journal cannot be written": (Journal, "append", OSError(28, "No space left on device")),
     "journals cannot be read": (Journal, "records", CheckpointError("damaged")),
-    "journals cannot be synced": (file, "sync", OSError(5, "Input/output error")),
-    "the file cannot be synced": (MappedFile, "sync", OSError(5, "Input/output error")),
+    "journals cannot be overwritten": (Journal, "forget", OSError(5, "Input/output error")),
+    "the file cannot be synced": (file, "flush", OSError(5, "Input/output error")),
     "interrupted before erasing": (Rows, "erase", KeyboardInterrupt()),
     "interrupted after erasing": (Memory, "_clear_facts", KeyboardInterrupt()),
     "interrupted in the index": (TaskIndex, "_remove", KeyboardInterrupt()),

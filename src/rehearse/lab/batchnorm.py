@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batchnorm import BatchNormPolicy
+from ..forms import check, optional
 from ..undo import Restore
 
 Statistics = dict[str, Tensor]
@@ -74,6 +75,7 @@ class Published(BatchNormPolicy):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
+        check(state, {"noted": optional([dict, dict])}, "the noted statistics")
         noted = state["noted"]
         self._noted = None if noted is None else (dict(noted[0]), dict(noted[1]))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import numpy as np
 from ..batch import Batch
 from ..checkpoint import read_state, write_state
 from ..errors import CheckpointError
-from ..files import append, remove_unfinished, sync, write_whole
+from ..files import append, make_folder, write_whole
 from ..learners import Step
 from .environment import environment
 from .limits import LARGEST
@@ -31,7 +30,6 @@ def resume(run: Run, folder: Path) -> str | None:
     A disk that cannot be read is another matter: the checkpoint may be whole, so that is an error.
     """
     path, metrics_path = folder / "checkpoint", folder / "metrics.jsonl"
-    remove_unfinished(path)
     if not path.exists():
         return None
     try:
@@ -53,12 +51,11 @@ class RunLog:
 
     def __init__(self, folder: Path, run: Run) -> None:
         self.folder, self.run = folder, run
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         _write_json(folder / "spec.json", run.spec.to_dict())
         _write_json(folder / "environment.json", environment())
-        self._metrics, self._lines = folder / "metrics.jsonl", b""
-        self._metrics.touch()
-        os.truncate(self._metrics, run.metrics_offset)  # lines of steps after the checkpoint will be written again
+        self._lines = b""
+        self._flush()  # cuts off lines of steps after the checkpoint: they will be written again
         self._last = time.monotonic()
         self._last_position = run.position
 
@@ -84,7 +81,7 @@ class RunLog:
     def _write(self, line: dict[str, Any]) -> None:
         self._lines += json.dumps(plain(line)).encode() + b"\n"
         if len(self._lines) > BLOCK:
-            self._append()
+            self._flush()
 
     def checkpoint_if_due(self) -> None:
         settings = self.run.settings
@@ -96,7 +93,7 @@ class RunLog:
     def checkpoint(self) -> None:
         self._flush()
         state = self.run.state()
-        whole = {"run": state, "metrics_offset": self._metrics.stat().st_size}
+        whole = {"run": state, "metrics_offset": self.run.metrics_offset}
         write_state(self.folder / "checkpoint", whole, mode=0o600)  # it may hold samples
         self.run.learner.confirm(state["learner"])
         self._last, self._last_position = time.monotonic(), self.run.position
@@ -104,14 +101,10 @@ class RunLog:
     def close(self) -> None:
         self._flush()
 
-    def _append(self) -> None:
-        append(self._metrics, self._lines)
-        self._lines = b""
-
     def _flush(self) -> None:
         """What was written is on the disk: a run that has its result has no checkpoint to write it again from."""
-        self._append()
-        sync(self._metrics)
+        path, offset = self.folder / "metrics.jsonl", self.run.metrics_offset
+        self.run.metrics_offset, self._lines = append(path, self._lines, offset), b""
 
     def finish(self, result: dict[str, Any]) -> None:
         _write_json(self.folder / "accuracy.json", result["matrices"] | {"test_sizes": result["test_sizes"]})

@@ -40,11 +40,12 @@ def with_inputs(state: dict[str, Any], stream: Stream) -> dict[str, Any]:
     """
     if "left_out" not in state:
         return state
-    left_out, memory = state["left_out"], state["memory"]
+    whole = dict(state)
+    left_out, memory = whole.pop("left_out"), state["memory"]
     x = _inputs(stream, left_out["slots"], memory["columns"][ARRIVED], left_out["rows"])
     if _checksum(x) != left_out["checksum"]:
         raise CheckpointError(f"the stream {stream.name} gives other samples than when the checkpoint was written")
-    return {**state, "memory": {**memory, "x": x}}
+    return whole | {"memory": {**memory, "x": x}}
 
 
 def _inputs(stream: Stream, slots: Tensor, arrived: Tensor, rows: int) -> Tree:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..batch import Batch, tree_concatenate
 from ..checks import is_number
-from ..errors import CheckpointError, InvalidInput
+from ..errors import InvalidInput
+from ..forms import check
 from ..heads import Growth
 from ..losses import AVERAGED, at_least_float32
 from ..network import Network
@@ -83,9 +84,8 @@ class Average:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        shapes = {name: parameter.shape for name, parameter in self.network.model.named_parameters()}
-        if any(shapes.get(name) != tensor.shape for name, tensor in state.items()):
-            raise CheckpointError("the averaged weights in this state are of other parameters")
+        own = {name: one for name, one in self.network.model.named_parameters() if name in self.tensors}
+        check(state, own, "the averaged weights")
         self.tensors = copied(state, self.network.device)
 
     def __repr__(self) -> str:

@@ -9,18 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
+from ..batch import Batch, Kind, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..described import Described, short
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
+from ..forms import check, count, optional
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
@@ -37,6 +38,7 @@ from .remember import batches
 DIAGNOSED_AT_ONCE = 1000
 Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 """The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
+PROGRESS = (optional(count), lambda kind: kind in (None, *get_args(Kind)), count, count)  # the form of `Progress`
 
 
 class Learner(Described, ABC):
@@ -403,14 +405,27 @@ class Learner(Described, ABC):
                 raise CheckpointError(f"the state {what}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
+        parts = dict.fromkeys(("network", "random", "batchnorm", "own"), dict) | {"learner": str}
+        memory = None if self.memory is None else dict
+        check(state, {**parts, "progress": PROGRESS, "memory": memory}, f"the state of this {type(self).__name__}")
         load_network_state(self.network, state["network"])
         self.network.random.set(state["random"])
+        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), lambda _: True), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
-        task, kind, *counts = state["progress"]
-        self.progress = Progress(task, kind, *map(int, counts))
+        self.progress = Progress(*state["progress"])
         self._load_own_state(state["own"])
         if self.memory is not None:  # last: samples in a file may not find their way back
-            self.memory.load_state_dict(state["memory"])
+            self.memory.load_state_dict(state["memory"], self._check_stored)
+
+    def _check_stored(self, samples: Batch) -> None:
+        """Refuse stored samples that could not be replayed: all their targets, with the outputs for the first."""
+        with self._read_only(), borrowed(self.network.random):
+            logits = self._pass(self._stored_inputs(samples.take(torch.arange(1))), {})
+            for replayed in (False, True):  # the first looks at the targets, the second at what is stored beside them
+                self.loss(logits.expand(len(samples), *logits.shape[1:]), samples.to(logits.device), replayed)
+
+    def _stored_inputs(self, stored: Batch) -> Tree:
+        return stored.x
 
     def _own_state(self) -> dict[str, Any]:
         """Return what this method holds beyond the parts that all have."""

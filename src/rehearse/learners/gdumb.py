@@ -14,11 +14,13 @@ from ..batch import Step, Tree
 from ..checks import check_memory, check_positive, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, NotFinite
+from ..forms import check, count
 from ..heads import Growth
 from ..losses import columns_to_store
 from ..memory import ClassBalancedMemory
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
+from ..states import check_optimizer_state
 from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 
@@ -162,8 +164,17 @@ class GDumb(Learner):
         return copy.deepcopy(own)
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        tensors = self.network.frozen()
+        form = {
+            "initial": {name: tensors[name] for name in self._initial},
+            "settings": list,
+            "seed": count,
+            "trained": bool,
+        }
+        check(state, form, "what GDumb starts from")
+        check_optimizer_state({"state": {}, "param_groups": state["settings"]}, self.optimizer)
         self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
-        self._seed = int(state["seed"])
+        self._seed = state["seed"]
 
     def _load(self, state: dict[str, Any]) -> None:
         super()._load(state)

@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..batch import Batch, Step, Tree, task_column, tree_concatenate, tree_leaves
+from ..batch import Batch, Step, Tree, checked_batch, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
 from ..checks import check_choice, check_memory, check_positive
 from ..engine import Plain, joined
 from ..errors import InvalidInput
+from ..forms import alike, check, count, each, optional
+from ..heads import outputs
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
 from ..memory.ids import ID, matching, named_ids, no_ids
@@ -252,8 +254,17 @@ class ICaRL(Learner):
         return {**tasks._asdict(), **labels, "kept": parts}
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        label = each(lambda one: count(one) and one < (outputs(self.model) or 2**53))
+        form = {"old": optional(alike(self.network.frozen())), "past_labels": label, "labels": label}
+        samples = {"x": lambda _: True, "y": Tensor, "task": Tensor, "columns": dict}
+        check(state, {**form, "kept": optional(samples), "most_kept_bytes": count}, "what ICaRL knows of its tasks")
         old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
-        self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if kept is None else (Batch(**kept),), most)
+        batch = None if kept is None else Batch(**kept)
+        if batch is not None:
+            ids = {name: torch.empty(len(batch), dtype=torch.int64) for name in ("task", *batch.columns)}
+            check({"task": batch.task, **batch.columns}, ids, "the running task's samples")
+            self._check_stored(checked_batch(batch.x, batch.y))
+        self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if batch is None else (batch,), most)
 
 
 def _together(batches: Sequence[Batch]) -> Batch:

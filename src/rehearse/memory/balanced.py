@@ -11,6 +11,7 @@ import torch
 
 from ..batch import Batch
 from ..errors import InvalidType
+from ..forms import Form, count, each, fits, numbers
 from .base import Memory
 from .index import Slots
 
@@ -74,6 +75,18 @@ class ClassBalancedMemory(Memory):
             "seen": [self._seen_of[label] for label in self._share],
             "slots": torch.tensor([slot for share in self._share.values() for slot in share], dtype=torch.int64),
         }
+
+    def _policy_form(self, seen: int) -> Form:
+        def of_classes(state: dict[str, Any]) -> bool:
+            classes, sizes, counts, slots = (state[name] for name in ("classes", "sizes", "seen", "slots"))
+            shares = sum(sizes) == len(slots) == min(seen, self.capacity) and sum(counts) == seen
+            several = len(classes) == len(set(classes)) == len(sizes) == len(counts)
+            whole = all(size <= n for size, n in zip(sizes, counts, strict=False))
+            return several and shares and whole and len(slots.unique()) == len(slots)
+
+        slots = numbers(torch.int64, 0, min(seen, self.capacity))
+        form = {"classes": each(int), "sizes": each(count), "seen": each(count), "slots": slots}
+        return lambda state: fits(state, form) and of_classes(state)
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         parts = torch.split(state["slots"], state["sizes"])

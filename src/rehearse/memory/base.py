@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..batch import DTYPES, Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
+from ..forms import Form, check, count, numbers, optional
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
@@ -82,6 +83,10 @@ class Memory(Described, ABC):
     def _policy_state(self) -> dict[str, Any]:
         """Return what the policy knows as tensors and plain values."""
         return {name.removeprefix("_"): getattr(self, name) for name in self._policy}
+
+    def _policy_form(self, seen: int) -> Form:
+        """Return the form of what `_policy_state` returns, for so many samples seen."""
+        return {name.removeprefix("_"): lambda value: count(value) and value <= seen for name in self._policy}
 
     def _load_policy_state(self, state: dict[str, Any]) -> None:
         """Load what `_policy_state` returned; called when the samples are in place."""
@@ -280,8 +285,6 @@ class Memory(Described, ABC):
             with all_or_nothing(self) as commit:
                 self.discard(some)
                 commit(())
-        if file is not None:
-            file.sync()
         return len(doomed)
 
     def discard(self, slots: Slots) -> None:
@@ -361,28 +364,68 @@ class Memory(Described, ABC):
         if self._rows.file is not None and self._rows.x is None and len(self):
             raise InvalidInput(f"the memory's file {self._rows.file.path} is closed; load a checkpoint to go on")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], check_stored: Callable[[Batch], object] | None = None) -> None:
         """Load what `state_dict` returned.
+
+        Args:
+            state: The state.
+            check_stored: Refuses samples in RAM that it cannot use; those in a file are the ones that were saved.
 
         Raises:
             CheckpointError: If it is of another policy or capacity, or its file cannot be restored.
         """
+        check(state, self._form(), "the saved memory")
         for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
                 raise CheckpointError(f"the saved memory has {name} {state[name]!r}, this one {own!r}")
-        facts = {}
-        for name, (fill, values) in state["facts"].items():
-            facts[name] = (float(fill), torch.full((self.capacity,), float(fill)))
-            facts[name][1][: len(values)] = values
         index = TaskIndex.from_state(self.capacity, self._changes, state["index"])
-        rows, forgotten = self._load_rows(state, index.occupied())
+        occupied = index.occupied()
+        used = int(occupied[-1]) + 1 if len(occupied) else 0
+        check(state["facts"], dict.fromkeys(state["facts"], (float, torch.empty(used))), "the memory's facts")
+        check(state["own"], self._policy_form(state["seen"]), f"what this {type(self).__name__} knows")
+        insertion, sampling = (_generator_state(state[name]) for name in ("insertion", "sampling"))
+        self._check_samples(state, index, used, check_stored)
+        rows, forgotten = self._load_rows(state, occupied)
         index.clear(forgotten)
-        self._rows, self._index, self._facts, self.seen = rows, index, facts, int(state["seen"])
+        facts = {name: (fill, torch.full((self.capacity,), fill)) for name, (fill, _) in state["facts"].items()}
+        for name, (_, values) in facts.items():
+            values[:used] = state["facts"][name][1]
+        self._rows, self._index, self._facts, self.seen = rows, index, facts, state["seen"]
         self.changes += 1
         self._clear_facts(torch.from_numpy(forgotten))
-        self._insertion.bit_generator.state = json.loads(state["insertion"])
-        self._sampling.bit_generator.state = json.loads(state["sampling"])
+        self._insertion.bit_generator.state, self._sampling.bit_generator.state = insertion, sampling
         self._load_policy_state(state["own"])
+
+    def _form(self) -> dict[str, Form]:
+        digests = torch.empty(self.capacity, dtype=torch.int64)
+        file = {"file": str, "generation": count, "layout": str, "digests": digests}
+        plain = {"policy": str, "capacity": count, "seen": count, "insertion": str, "sampling": str}
+        parts = dict.fromkeys(("columns", "facts", "index", "own"), dict)
+        return plain | parts | {"x": lambda _: True, "file": optional(file)}
+
+    def _check_samples(
+        self, state: dict[str, Any], index: TaskIndex, used: int, check_stored: Callable[[Batch], object] | None
+    ) -> None:
+        """Refuse samples that could not have been stored."""
+        x, columns, slots = state["x"], state["columns"], index.occupied()
+        leaves = [] if x is None else tree_leaves((x, columns))
+        sound = all(isinstance(leaf, Tensor) and leaf.dtype in DTYPES and leaf.shape[:1] == (used,) for leaf in leaves)
+        if not sound or len(slots) > state["seen"] or (x is None and (columns or (used and state["file"] is None))):
+            raise CheckpointError(f"the saved memory's samples are not those of its {used} slots")
+        if x is None:
+            return
+        own = {TASK: torch.empty(used, dtype=torch.int64), ARRIVED: numbers(torch.int64, 0, 2**53)}
+        ids = {ID: own[TASK]} if ID in columns else {}
+        check(columns, dict.fromkeys({*columns, TARGET}, Tensor) | own | ids, "the saved memory's columns")
+        if used:
+            where = torch.from_numpy(slots)
+            x, columns = tree_map(lambda leaf: pick(leaf, where), (x, columns))
+            samples = _as_batch(x, {**columns})
+            self._check_policy(checked_batch(samples.x, samples.y))
+            if not np.array_equal(columns[TASK].numpy(), index.task[slots]):
+                raise CheckpointError("the saved memory's index has other tasks than its samples")
+            if check_stored is not None:
+                check_stored(samples)
 
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
         """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
@@ -403,6 +446,15 @@ class Memory(Described, ABC):
 def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
     own = columns.pop(TARGET), columns.pop(TASK), columns.pop(ARRIVED)
     return Batch(x, own[0], own[1], slots, columns)
+
+
+def _generator_state(text: str) -> dict[str, Any]:
+    """Return the state of a generator, if it is one."""
+    generator, state = np.random.PCG64(), json.loads(text)
+    generator.state = state
+    if generator.state != state:
+        raise CheckpointError(f"the state of the memory's random numbers is {text:.60}")
+    return dict(state)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:

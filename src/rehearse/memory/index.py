@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..errors import CheckpointError
+from ..forms import check, count, each, numbers
 from .changes import Changes
 
 Slots = NDArray[np.int64]
@@ -101,10 +103,14 @@ class TaskIndex:
     @classmethod
     def from_state(cls, capacity: int, changes: Changes, state: dict[str, Any]) -> TaskIndex:
         """Return an index that draws as the one that `state` described."""
+        form = {"tasks": each(lambda task: task == -1 or count(task)), "counts": numbers(torch.int64, 0, capacity + 1)}
+        check(state, form | {"members": numbers(torch.int64, 0, capacity)}, "the memory's index")
+        tasks, members = state["tasks"], state["members"]
+        if len(members.unique()) < len(members) or len(set(tasks)) < len(tasks):
+            raise CheckpointError("the memory's index has a slot or a task twice")
         index = cls(capacity, changes)
-        members = torch.split(state["members"], state["counts"].tolist())
-        for task, slots in zip(state["tasks"], members, strict=True):
-            index._append(int(task), slots.numpy())
+        for task, part in zip(tasks, torch.split(members, state["counts"].tolist()), strict=True):
+            index._append(task, part.numpy())
         return index
 
 

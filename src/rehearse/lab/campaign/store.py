@@ -22,7 +22,7 @@ import numpy as np
 
 from ...checks import is_number
 from ...errors import DataError, RehearseError
-from ...files import write_whole
+from ...files import make_folder, remove, write_whole
 from ...metrics import average_accuracy, forgetting
 from ..limits import read_plain
 from ..methods import METHODS, preparation_key
@@ -67,14 +67,14 @@ class Store:
         """Write a result whole or not at all."""
         text = json.dumps(result, indent=1, sort_keys=True, allow_nan=False) + "\n"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             write_whole(self.path(spec), text)
         except OSError as problem:
             raise unwritable(self.root, problem) from problem
 
     def tidy(self, spec: Spec) -> None:
         """A run that has its result needs no checkpoint any more; one that was killed between the two left it."""
-        (self.folder(spec) / "checkpoint").unlink(missing_ok=True)
+        remove(self.folder(spec) / "checkpoint")
 
     @property
     def preparations(self) -> Path:

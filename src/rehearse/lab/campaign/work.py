@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, RehearseError
-from ...files import lock
+from ...files import lock, make_folder
 from ..experiment import Progress, Settings, Stopped, execute
 from ..spec import Spec
 from .store import Store, StoreError, unwritable
@@ -32,7 +32,7 @@ def run_spec(
     """Run a spec to its end and store the result. A directory that cannot be written raises `StoreError`."""
     try:
         folder = store.folder(spec)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         with locked(folder / "lock"):
             done = store.get(spec)  # by the process that held the lock before
             if done is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import InvalidInput, MissingExtra
-from ...files import replacing, write_whole
+from ...files import replace_file, write_whole
 from ...precision import PRECISIONS
 from ..campaign import local
 from ..campaign.events import Failed
@@ -205,8 +205,7 @@ def _draw_pictures(
             images, file = place / event.spec.key / "images", tables / f"{picture.file}.png"
             drawn = sorted(images.glob(f"task-*-{picture.drawn}.png"))
             if drawn:
-                with replacing(file) as copy:
-                    copy.write(drawn[-1].read_bytes())
+                replace_file(file, drawn[-1].read_bytes())
                 _say(f"{picture.file} is drawn in {file}")
             else:
                 _say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...files import replacing
+from ...files import replace_file
 from ...metrics import accuracy_seen
 from ..extras import needs
 from ..paper.outcome import Outcome, Result, values_of
@@ -44,9 +45,9 @@ def write_figure(outcome: Outcome, folder: Path, draw: Draw | None = None) -> li
         draw(outcome, figure)
         for path in paths:
             # no date in the file: the same results give the same bytes
-            with replacing(path) as file:
-                metadata = {"Date": None} if path.suffix == ".svg" else None
-                figure.savefig(file, format=path.suffix[1:], metadata=metadata)
+            file, metadata = io.BytesIO(), {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(file, format=path.suffix[1:], metadata=metadata)
+            replace_file(path, file.getbuffer())
     return paths
 
 

@@ -5,6 +5,7 @@ Needs Pillow (the extra ``lab``).
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InvalidInput
-from ...files import replacing
+from ...files import replace_file
 from ..extras import needs
 from ..measurements import Retrieved
 
@@ -74,8 +75,9 @@ def write_grid(
     for number, (label, _) in enumerate(rows):
         draw.text((LETTERS / 2, (number + 0.5) * height), label, QUIET, font, anchor="lm")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file:
-        picture.save(file, Image.registered_extensions()[path.suffix.lower()])
+    file = io.BytesIO()
+    picture.save(file, Image.registered_extensions()[path.suffix.lower()])
+    replace_file(path, file.getbuffer())
     return path
 
 

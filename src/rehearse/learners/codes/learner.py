@@ -15,6 +15,7 @@ from ...batchnorm import Clean
 from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
+from ...forms import Form, alike, check, count, optional
 from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -324,6 +325,9 @@ class CodeReplay(Learner):
         """Return a function that restores the previous classifier."""
         return partial(vars(self).update, previous=self.previous, _batches_since_snapshot=self._batches_since_snapshot)
 
+    def _stored_inputs(self, stored: Batch) -> Tensor:
+        return self.codec.read(stored.x)
+
     def _own_state(self) -> dict[str, Any]:
         return self.coded.state_dict() | {
             "previous": None if self.previous is None else dict(self.previous),
@@ -332,12 +336,16 @@ class CodeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        form: dict[str, Form] = dict.fromkeys(state, lambda _: True) | {
+            "previous": optional(alike(self.network.frozen()))
+        }
+        check(state, form | {"batches_since_snapshot": count, "search": optional(dict)}, "what CodeReplay knows")
         if (state["search"] is None) != (self.search is None):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
         self.previous = None if state["previous"] is None else copied(state["previous"], self.device)
-        self._batches_since_snapshot = int(state["batches_since_snapshot"])
+        self._batches_since_snapshot = state["batches_since_snapshot"]
         for search in self._searches():
             search.load_state_dict(state["search"])
 

@@ -14,6 +14,7 @@ from ...batch import Batch, Step, Tree, tree_map, unchanged
 from ...checks import check_not_negative, check_positive, check_second, check_switches
 from ...descent import Descended, descend
 from ...errors import CheckpointError, InvalidInput
+from ...forms import alike, check, count, optional
 from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
 from ...network import NamedGradient, Network, Tensors
@@ -325,11 +326,19 @@ class GenerativeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        networks = [alike(network.frozen()) for network in self._networks()]
+        form = {"generator": dict, "previous": optional(networks), "counts": [count, count], "gradients": list}
+        check(state, form | {"retrievals": dict}, "what GenerativeReplay knows of its past")
         if state["retrievals"].keys() != self._retrievals().keys():
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         load_network_state(self.generator_network, state["generator"])
         copy = partial(copied, device=self.device)
+        for network, gradient in zip(self._networks(), state["gradients"], strict=True):
+            named = {
+                name: parameter for name, (parameter, _) in network.trainable().items() if name in (gradient or {})
+            }
+            check(gradient, optional(alike(named)), "the last gradient")
         previous = None if state["previous"] is None else Previous(*map(copy, state["previous"]))
         gradients = [None if one is None else NamedGradient(copy(one)) for one in state["gradients"]]
         batches, samples = state["counts"]

@@ -1,12 +1,12 @@
 """Samples in a memory-mapped file, with a way back to every checkpoint.
 
-The file holds the samples as they are now, one row per slot. A checkpoint does not copy them: it notes a *generation*,
-a number that is never given twice, and a digest of each row; from then on the old content of a slot is journaled
-before it is first overwritten. Loading a checkpoint checks that every row it needs can be had, from the file or from
-the journals, and only then restores them. What was forgotten in between stays forgotten.
+The file holds the samples, one row per slot. A checkpoint does not copy them: it notes a *generation*, a number that is
+never given twice, and a digest of each row. The mapping is private: what is written stays in RAM until a checkpoint is
+taken or many rows have changed. Then the old content of the slots is journaled, the journal is synced, and only after
+that the file is overwritten. Loading a checkpoint checks that every row it needs can be had, from the file or from the
+journals, and only then restores them. What was forgotten in between stays forgotten.
 
-A process that is killed at any moment, in the middle of a write too, loses nothing of a checkpoint. After a power
-failure, pages that the system wrote out of order are found by the digests and refused, never used.
+A process that is killed at any moment, or a power failure, loses nothing of a checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ...batch import Tree, tree_map
 from ...errors import CheckpointError, InvalidInput, InvalidType
-from ...files import lock, overwrite, remove_unfinished, replacing, reserve, sync, unlock
+from ...files import flush, lock, remove, replace_file, unlock, write_at
 from ..changes import Changes
 from ..index import Slots, in_parts
 from .header import FIXED, PAGE, Header
@@ -56,12 +56,17 @@ class MappedFile:
             raise InvalidType(f"path is {path!r}; it must be the name of a file")
         self.path, self.capacity, self._changes = Path(path).absolute(), capacity, changes
         self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 if it holds nothing
-        self._touched = np.zeros(capacity, dtype=bool)  # overwritten since the last checkpoint
+        self._changed = np.zeros(capacity, dtype=bool)  # in RAM, and not yet in the file
+        self._to_journal = np.zeros(
+            capacity, dtype=bool
+        )  # holds what it held at the last checkpoint, in the file alone
+        self._news = False  # whether anything was written since the last checkpoint
         self._journal: Journal | None = None  # of the last checkpoint of this history
         self._rows: Bytes = NO_ROWS
         self._map = NO_MAP
         self._resident = 0
         self._close: Callable[[], object] | None = None
+        self._torn = False  # whether a checkpoint was restored in part
 
     # ------------------------------------------------------------------------------------------------- the file
 
@@ -81,21 +86,18 @@ class MappedFile:
         size = header.size + self.capacity * layout.row_bytes
         self._changes.add(self._discard)
         try:
-            remove_unfinished(self.path)
-            with replacing(self.path, mode=0o600) as file:
-                if shutil.disk_usage(self.path.parent).free < size:
-                    raise OSError(errno.ENOSPC, "no space left on the disk")
-                reserve(file.fileno(), size)
-                file.write(header.content())
-                for generation in generations(self.path):  # of a run that was killed before its first save was done
-                    journal_path(self.path, generation).unlink()
+            if shutil.disk_usage(self.path.parent).free < size:
+                raise OSError(errno.ENOSPC, "no space left on the disk")
+            for generation in generations(self.path):  # of a run that was killed before its first save was done
+                remove(journal_path(self.path, generation))
+            replace_file(self.path, header.content(), mode=0o600, size=size)
         except OSError as problem:
             raise InvalidInput(f"cannot create {self.path} ({size:,} bytes): {problem.strerror}") from problem
         self._open()
         return self._layout.views(self._rows)
 
     def close(self) -> None:
-        """Close the file; what it holds stays there."""
+        """Close the file; what was not saved is gone."""
         self._rows, self._map = NO_ROWS, NO_MAP  # a mapping holds a descriptor of its own
         if self._close is not None:
             self._close()
@@ -105,7 +107,7 @@ class MappedFile:
         """Close the file and delete it: nothing was stored in it after all."""
         if self._close is not None:
             self.close()
-            self.path.unlink()
+            remove(self.path)
 
     def _open(self) -> None:
         opened = ExitStack()  # owns the descriptor from the moment there is one: an interrupt leaves nothing locked
@@ -119,7 +121,8 @@ class MappedFile:
                 raise CheckpointError(f"{self.path} has room for {held}; this memory needs {needed}")
             self._descriptor, self._header, self._layout = descriptor, header, layout
             header.last = max([header.last, *generations(self.path)])
-            self._map = mmap.mmap(descriptor, size)
+            self._map = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+            self._changed[:] = False
             self._map.madvise(mmap.MADV_RANDOM)  # samples are retrieved at random: reading ahead is reading in vain
             self._rows = np.frombuffer(self._map, np.uint8, offset=header.size).reshape(self.capacity, layout.row_bytes)
         except BaseException:
@@ -137,73 +140,100 @@ class MappedFile:
             raise InvalidInput(f"{self.path} is in use by another memory; close that first (memory.close())")
         return file.fileno(), Header.read(file.fileno(), self.path)
 
-    def check_process(self) -> None:
-        """Refuse a forked child: its writes would reach the memory of its parent, which knows nothing of them."""
+    def check_process(self, restoring: bool = False) -> None:
+        """Refuse a file that was restored in part, and a forked child: its samples would not be those of its parent."""
         if self._close is not None and self._process != os.getpid():
             advice = "let a forked child use learner.predictor(), or a learner with a file of its own"
             raise InvalidInput(f"{self.path} is in use by process {self._process}, this one's parent: {advice}")
+        if self._torn and not restoring:
+            raise CheckpointError(
+                f"{self.path} was restored in part before something failed; load the checkpoint again"
+            )
 
     # ------------------------------------------------------------------------------------------------ overwriting
 
     def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
-        """Write samples, or of those that are there the inputs alone, after journaling what they overwrite."""
+        """Write samples, or of those that are there the inputs alone."""
+        self.check_process()
         rows = self._rows[slots]
         tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._layout.views(rows))
-        self._keep(ROW, slots)
+        self._note(slots)
         self._write(slots, rows, [_digest(row) for row in rows])
+        if self._resident > RESIDENT:
+            self._write_out()
         self.passed(len(slots))
 
     def erase(self, slots: Slots) -> None:
         """Overwrite samples for good: loading a checkpoint will not bring them back."""
-        self._keep(FORGOTTEN, slots)
+        self.check_process()
+        self._note(slots)
+        with self._writing("; the samples were not overwritten"):
+            self._keep(ROW, np.flatnonzero(self._changed))  # at the checkpoint these slots held other samples
+            self._keep(FORGOTTEN, slots)
         self._write(slots, 0, 0)
+        self.sync()
+
+    def _note(self, slots: Slots) -> None:
+        self._changes.add(self._write, slots, self._rows[slots], self._digests[slots])
 
     def _write(self, slots: Slots, rows: Bytes | int, digests: Any) -> None:
-        overwrite(self._rows, slots, rows)
-        self._digests[slots] = digests
+        self._rows[slots], self._digests[slots] = rows, digests
+        self._changed[slots] = self._news = True
+
+    def _write_out(self) -> None:
+        """Write what has changed in RAM into the file."""
+        changed = np.flatnonzero(self._changed)
+        with self._writing():
+            self._keep(ROW, changed)
+            for run in np.split(changed, np.flatnonzero(np.diff(changed) != 1) + 1):
+                if len(run):
+                    write_at(self._descriptor, self._rows[run[0] : run[-1] + 1].reshape(-1), self._place(run[0]))
+        self._changed[:] = False
+
+    def _place(self, slot: int) -> int:
+        return self._header.size + int(slot) * self._layout.row_bytes
+
+    def _keep(self, kind: np.uint64, slots: Slots) -> None:
+        """Journal what the slots held at the last checkpoint, and still hold in the file."""
+        held = slots[self._to_journal[slots]]
+        if self._journal is not None and len(held):
+            size = self._layout.row_bytes
+            rows = [os.pread(self._descriptor, size, self._place(slot)) for slot in held] if kind == ROW else []
+            self._journal.append(kind, held, np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size) if rows else 0)
+        self._to_journal[held] = False
 
     def passed(self, rows: int) -> None:
         """Count the rows that were touched, and release pages now and then, so that the process stays small."""
         self.check_process()
         self._resident += rows * (self._layout.row_bytes + AROUND)
-        if self._resident > RESIDENT:
-            self._map.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was written stays written
+        if self._resident > RESIDENT and not self._changed.any():
+            self._map.madvise(mmap.MADV_DONTNEED)
             self._resident = 0
 
     def erase_past(self, doomed: Callable[[Tree, dict[str, Tensor]], Tensor]) -> None:
         """Overwrite samples that are in the journals, if ``doomed`` returns true for them."""
-        self.check_process()
+        self.sync()  # after this, samples that were replaced are in the journals alone
         for journal in self._journals():
-            for records in in_parts(journal.records(self.capacity), CHUNK):
-                held = np.flatnonzero(kinds_of(records) == ROW)
-                if len(held):
-                    journal.forget(records, held[doomed(*self._layout.views(records["row"][held])).numpy()])
-            sync(journal.path)
+            records = journal.records(self.capacity)
+            held = in_parts(np.flatnonzero(kinds_of(records) == ROW), CHUNK)
+            found = [part[doomed(*self._layout.views(records["row"][part])).numpy()] for part in held]
+            with self._writing():
+                journal.forget(records, np.concatenate([np.empty(0, np.int64), *found]))
 
     def sync(self) -> None:
         """Write everything to the disk."""
         self.check_process()
-        self._map.flush()
-        os.fsync(self._descriptor)
-
-    def _keep(self, kind: np.uint64, slots: Slots) -> None:
-        """Note what is in the slots, and journal what they held at the last checkpoint, unless that was done."""
-        self.check_process()
-        self._changes.add(self._write, slots, self._rows[slots], self._digests[slots])
-        fresh = slots[~self._touched[slots]]
-        held = fresh[self._digests[fresh] != 0]
-        if self._journal is not None and len(held):
-            with self._journaling("; the samples were not overwritten"):
-                self._journal.append(kind, held, self._rows[held] if kind == ROW else 0)
-        self._touched[fresh] = True
+        self._write_out()
+        with self._writing():
+            flush(self._descriptor)
 
     @contextmanager
-    def _journaling(self, outcome: str = "") -> Iterator[None]:
+    def _writing(self, outcome: str = "") -> Iterator[None]:
         try:
             yield
         except OSError as problem:
             why = f"{problem.strerror}{outcome}"
-            raise CheckpointError(f"cannot write the journal of {self.path}: {why}") from problem
+            raise CheckpointError(f"cannot write {self.path} or its journal: {why}") from problem
 
     # ------------------------------------------------------------------------------------------------ checkpoints
 
@@ -211,12 +241,12 @@ class MappedFile:
         """Return a generation to come back to, and what there is to be found then."""
         self.check_process()
         header, journal = self._header, self._journal
-        if journal is None or self._touched.any():
-            with self._journaling():
-                self.sync()
+        if journal is None or self._news:
+            self.sync()
+            with self._writing():
                 header.last += 1
                 self._write_counter()
-                journal = self._begin(self._journal_of(header.last))
+                journal = self._begin(self._journal_of(header.last), np.empty(0, np.int64))
         names = {"file": header.name.hex(), "generation": journal.generation, "layout": header.layout}
         return names | {"digests": torch.from_numpy(self._digests.view(np.int64).copy())}
 
@@ -224,14 +254,15 @@ class MappedFile:
         """Note that this checkpoint is safe: no older one will be loaded."""
         self.check_process()
         self._header.confirmed = max(self._header.confirmed, int(state["generation"]))
-        self._write_counter()
-        for journal in self._journals():
-            if journal.generation < state["generation"]:
-                journal.path.unlink(missing_ok=True)
+        with self._writing("; the checkpoint itself is safe"):
+            self._write_counter()
+            for journal in self._journals():
+                if journal.generation < state["generation"]:
+                    remove(journal.path)
 
     def _write_counter(self) -> None:
-        os.pwrite(self._descriptor, self._header.counter(), FIXED.size)
-        os.fsync(self._descriptor)
+        write_at(self._descriptor, self._header.counter(), FIXED.size)
+        flush(self._descriptor)
 
     def restore(self, state: dict[str, Any], occupied: Slots) -> tuple[Tree, dict[str, Tensor], Slots]:
         """Return to a checkpoint: the columns, and the slots whose samples were forgotten since and stay so.
@@ -239,12 +270,16 @@ class MappedFile:
         Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
         again.
         """
-        self.check_process()
+        self.check_process(restoring=True)
         if not self.path.exists():
             raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
+        if self._torn:
+            self.close()
         was_open = self._close is not None
         try:
-            if not was_open:
+            if was_open:
+                self._write_out()
+            else:
                 self._open()
             forgotten = self._go_back(self._journals_since(state), state["digests"].numpy().view(np.uint64), occupied)
         except BaseException:
@@ -275,30 +310,37 @@ class MappedFile:
             sources.append(np.asarray(records["row"]))
         kept = occupied[~forgotten[occupied]]
         bad = [slot for slot in kept.tolist() if _digest(sources[source[slot]][place[slot]]) != wanted[slot]]
+        source[bad], place[bad] = 0, bad  # a power failure cut the record off: the row was not overwritten yet
+        bad = [slot for slot in bad if _digest(self._rows[slot]) != wanted[slot]]
         if bad:
             what = f"{len(bad)} samples (the first in slot {bad[0]}) are not those that were saved"
             raise CheckpointError(f"{self.path} or its journal is damaged or was altered: {what}")
-        self._digests[:] = 0
+        self._torn, self._journal, self._to_journal[:], self._digests[:] = True, None, False, 0
         self._digests[kept] = wanted[kept]
-        for slot in kept[source[kept] > 0].tolist():
-            overwrite(self._rows, slot, sources[source[slot]][place[slot]])
-        overwrite(self._rows, forgotten, 0)
+        for part in in_parts(kept[source[kept] > 0], CHUNK):
+            self._replace(part, np.stack([sources[source[slot]][place[slot]] for slot in part]))
+        for part in in_parts(np.setdiff1d(np.arange(self.capacity), kept), CHUNK):
+            self._replace(part[self._rows[part].any(1)], 0)  # samples that came later, where no id would find them
         (first, *later), gone = journals, np.flatnonzero(forgotten)
-        with self._journaling("; load the checkpoint again"):
+        with self._writing("; load the checkpoint again"):
             self._write_counter()  # before the journals that prove it are gone
-            self.sync()
             first.append(FORGOTTEN, gone)
-            sync(first.path)
             for journal in reversed(later):
-                journal.path.unlink()
+                remove(journal.path)
             self._begin(first, gone)
+        self._torn = False
         return gone
 
-    def _begin(self, journal: Journal, forgotten: Slots | tuple[()] = ()) -> Journal:
+    def _replace(self, slots: Slots, rows: Bytes | int) -> None:
+        """Write rows of a checkpoint that is being restored."""
+        self._write(slots, rows, self._digests[slots])
+        self._write_out()
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def _begin(self, journal: Journal, forgotten: Slots) -> Journal:
         """Start the journal of a checkpoint, from which slots are missing already."""
         journal.create(forgotten)
-        self._touched[:] = False
-        self._journal = journal
+        self._journal, self._news, self._to_journal = journal, False, self._digests != 0
         return journal
 
     def _journal_of(self, generation: int) -> Journal:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CheckpointError
-from ...files import append, overwrite, replacing
+from ...files import append, flush, opened, replace_file, write_at
 from ..index import Slots
 
 Bytes = NDArray[np.uint8]
@@ -20,6 +20,7 @@ Bytes = NDArray[np.uint8]
 MAGIC: Final = b"REHUNDO1"
 ROW = np.uint64(1)  # a kind of record: the row that was there
 FORGOTTEN = np.uint64(2)  # a row that was there and must not come back
+ROW_AT: Final = 16  # where the row begins in a record
 GOLDEN: Final = 0x9E3779B97F4A7C15  # 2⁶⁴ divided by the golden ratio
 
 
@@ -37,8 +38,8 @@ def generations(rows: Path) -> list[int]:
 class Journal:
     """The undo records of one checkpoint.
 
-    They are of one size, appended before the slot is overwritten, and never changed except to forget. A record that
-    was cut off by a crash is one whose slot was not overwritten yet; it does not count.
+    They are of one size, on the disk before the slot is overwritten there, and never changed except to forget. What
+    follows the last complete record was cut off by a crash: its slot was not overwritten yet, and it does not count.
     """
 
     def __init__(self, rows: Path, file: bytes, generation: int, row_bytes: int) -> None:
@@ -48,20 +49,22 @@ class Journal:
         head = struct.pack("<8s16sQI", MAGIC, file, generation, row_bytes)
         self._header = head + struct.pack("<I", zlib.crc32(head))
         self._salt = zlib.crc32(self._header)
+        self._size = 0
 
-    def create(self, forgotten: Slots | tuple[()] = ()) -> None:
+    def create(self, forgotten: Slots) -> None:
         """Write a journal of slots that are to stay empty, on the disk; nothing was overwritten yet."""
-        with replacing(self.path, mode=0o600) as file:
-            file.write(self._header + self._records(FORGOTTEN, np.asarray(forgotten, np.int64), 0))
+        content = self._header + self._records(FORGOTTEN, forgotten, 0)
+        replace_file(self.path, content, mode=0o600)
+        self._size = len(content)
 
     def append(self, kind: np.uint64, slots: Slots, rows: Bytes | int = 0) -> None:
-        """Write the records, or, if the disk is full, nothing."""
-        append(self.path, self._records(kind, slots, rows))
+        """Write the records; after an error the next call overwrites what there is of them."""
+        self._size = append(self.path, self._records(kind, slots, rows), self._size)
 
     def records(self, capacity: int) -> Any:
         """Return the complete records, mapped; damage is refused."""
         try:
-            content = np.memmap(self.path, dtype=np.uint8, mode="r+")
+            content = np.memmap(self.path, dtype=np.uint8, mode="r")
         except (OSError, ValueError) as problem:  # a ValueError if it is empty
             raise CheckpointError(f"cannot read {self.path}: {problem}") from problem
         start = len(self._header)
@@ -71,15 +74,21 @@ class Journal:
         records = content[start : start + count * self._record.itemsize].view(self._record)
         slots, kinds = records["slot"], kinds_of(records)
         sound = (slots >= 0) & (slots < capacity) & (records["head"] == self._heads(kinds, slots))
-        if not sound.all():
-            raise CheckpointError(f"{self.path} is damaged: {int((~sound).sum())} of its {count} records")
-        return records
+        complete = records[: count if sound.all() else int(sound.argmin())]
+        self._size = start + complete.nbytes
+        return complete
 
     def forget(self, records: Any, which: Slots) -> None:
-        """Overwrite the rows of these records; the slots stay empty after going back."""
-        heads = self._heads(FORGOTTEN, records["slot"][which])
-        overwrite(records["head"], which, heads)  # one word each: old or new, never half
-        overwrite(records["row"], which, 0)
+        """Overwrite the rows of these records, of all; the slots stay empty after going back."""
+        heads = self._heads(FORGOTTEN, records["slot"][which]).astype("<u8")
+        places = (len(self._header) + which * self._record.itemsize).tolist()
+        with opened(self.path) as descriptor:
+            for place, head in zip(places, heads, strict=True):
+                write_at(descriptor, head.tobytes(), place)  # one word: old or new, never half
+            flush(descriptor)  # before the rows: a row that is gone must be known to be forgotten
+            for place in places:
+                write_at(descriptor, bytes(self._record["row"].itemsize), place + ROW_AT)
+        self.append(ROW, which[:0])  # nothing: this cuts off what a write that failed has left, and syncs
 
     def _records(self, kind: np.uint64, slots: Slots, rows: Bytes | int) -> bytes:
         records = np.zeros(len(slots), dtype=self._record)

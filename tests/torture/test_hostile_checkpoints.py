@@ -1,0 +1,93 @@
+"""A drawn share of what `make torture` tries in full, and the container's own tricks."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rehearse
+from rehearse import Replay, ReservoirMemory
+from rehearse.checkpoint import HEADER, read_state
+from rehearse.errors import CheckpointError
+from sameness import assert_same, frozen
+
+from .hostile_checkpoints import deep, packed, signed
+
+TESTS = Path(__file__).parents[1]
+SHARE = "from torture.hostile_checkpoints import run; print(*run(240, seed=0).failures, sep='\\n', end='')"
+
+
+def test_a_hostile_file_is_refused_or_is_a_state_to_go_on_from() -> None:
+    """In a process of its own: the learners are those of the contract's tests, which have a conftest of their own."""
+    paths = os.pathsep.join([str(TESTS / "contract"), str(TESTS), *sys.path])
+    command = [sys.executable, "-c", SHARE]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+
+
+def learner() -> Replay:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    one = Replay(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(8))
+    one.observe(torch.rand(6, 4), torch.arange(6) % 3)
+    return one
+
+
+def deflated(path: Path) -> bytes:
+    """The records of a file, compressed."""
+    buffer = io.BytesIO()
+    with (
+        zipfile.ZipFile(io.BytesIO(path.read_bytes()[HEADER.size :])) as stored,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for record in stored.infolist():
+            packed.writestr(record.filename, stored.read(record))
+    return signed(buffer.getvalue())
+
+
+def expanded_head(state: dict[str, Any]) -> bytes:
+    """A head of 10⁸ outputs in ten kilobytes."""
+    for name, tensor in state["network"]["model"].items():
+        state["network"]["model"][name] = torch.zeros(1, *tensor.shape[1:]).expand(10**8, *tensor.shape[1:])
+    return packed(state)
+
+
+HOSTILE: dict[str, tuple[Callable[[Replay, Path], bytes], str]] = {
+    "compressed": (lambda _, path: deflated(path), "compressed"),
+    "expanded": (lambda one, _: expanded_head(one.state_dict()), "larger than the data"),
+    "repeated": (lambda one, _: packed({**one.state_dict(), "own": deep(60)}), "more parts than bytes"),
+    "nested": (lambda one, _: packed({**one.state_dict(), "own": torch.zeros(2, 2).to_sparse()}), "another kind"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_would_be_larger_in_memory_than_on_the_disk_is_refused(name: str, tmp_path: Path) -> None:
+    one = learner()
+    rehearse.save(one, tmp_path / "file")
+    before, (make, words) = frozen(one.state_dict()), HOSTILE[name]
+    (tmp_path / "file").write_bytes(make(one, tmp_path / "file"))
+    with pytest.raises(CheckpointError, match=words):
+        rehearse.load(tmp_path / "file", into=one)
+    assert_same(one.state_dict(), before)
+
+
+def test_an_expanded_tensor_of_ones_own_is_saved_whole(tmp_path: Path) -> None:
+    rehearse.checkpoint.write_state(tmp_path / "file", {"mask": torch.ones(1).expand(50)})
+    assert torch.equal(read_state(tmp_path / "file")["mask"], torch.ones(50))
+
+
+def test_a_pipe_is_refused_without_waiting_for_somebody_to_write(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="neither a regular file"):
+        rehearse.load(tmp_path / "pipe", into=learner())
