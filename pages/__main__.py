@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def main() -> None:
     docs = ROOT / "docs"
     results = Results(results_in([ROOT / "results"], tell_damaged))
-    found = [outcome(target, results) for target in find_targets(["controls"])]
+    found = [outcome(target, results) for target in find_targets(["strong", "controls"])]
     for one in found:
         write_figure(one, docs / "figures", CONTROL_FIGURES[one.target.name])
     drawn = {path.stem: f"figures/{path.name}" for path in (docs / "figures").glob("*.svg")}

@@ -7,11 +7,14 @@ from math import nan
 from typing import Any
 
 from rehearse.lab.paper.outcome import MOMENTS, Outcome, values_of
+from rehearse.lab.paper.strong import AS_INTERFERED, INTERFERED, LOSS, UNIFORM
 from rehearse.lab.paper.targets import PARTS
 from rehearse.lab.report.figures import Draw, seeds_of
 from rehearse.lab.statistics import Summary, summary
+from rehearse.metrics import accuracy_seen
 
 from .comparisons import common_costs
+from .strong import on_frontier, points
 
 # Okabe and Ito's colours; the marker says the same in black and white.
 LOOKS = (
@@ -170,7 +173,110 @@ def _arrows(outcome: Outcome, axes: Any, rows: Sequence[str], column: str, sough
     axes.set_xlabel(f"{sought},\nbefore → after (nats)")
 
 
+def paired(outcome: Outcome, figure: Any) -> None:
+    """Every paired difference in accuracy with its 95 % interval, the columns of the target one below another."""
+    found = [one for one in outcome.differences if one.metric == "accuracy"]
+    places = list(dict.fromkeys(one.column for one in found))
+    figure.set_size_inches(6.5, 0.8 + 0.24 * (len(found) + len(places)))
+    axes = figure.subplots()
+    heights: list[tuple[float, str]] = []
+    for place, (colour, marker) in zip(places, LOOKS, strict=False):
+        inside = [one for one in found if one.column == place]
+        start = len(heights) + places.index(place)
+        axes.errorbar(
+            [100 * one.ours.mean for one in inside], range(start, start + len(inside)),
+            xerr=[_half(one.ours) for one in inside],
+            color=colour, marker=marker, linestyle="none", capsize=2, label=place,
+        )  # fmt: skip
+        heights += [(start + i, f"{one.later} − {one.earlier} (n = {one.ours.n})") for i, one in enumerate(inside)]
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks([height for height, _ in heights], [words for _, words in heights])
+    axes.invert_yaxis()
+    axes.set_xlabel("difference in accuracy (points)")
+    axes.grid(axis="y", visible=False)
+    _legend_below(figure, axes)
+
+
+def slide(outcome: Outcome, figure: Any) -> None:
+    """What choosing samples adds to samples at random, in each cell: at equal samples, and at equal CPU seconds."""
+    shown = {
+        (INTERFERED, UNIFORM): "most interfered, equal samples",
+        (INTERFERED, AS_INTERFERED): "most interfered, equal CPU seconds",
+        (LOSS, UNIFORM): "highest loss, equal samples",
+    }
+    columns = _columns(outcome)
+    figure.set_size_inches(6.0, 1.2 + 0.45 * len(columns))
+    axes = figure.subplots()
+    for place, (pair, label) in enumerate(shown.items()):
+        found = {one.column: one.ours for one in outcome.differences if (one.later, one.earlier) == pair
+                 and one.metric == "accuracy"}  # fmt: skip
+        axes.errorbar(
+            [100 * value.mean for value in found.values()],
+            [columns.index(column) + 0.2 * (place - 1) for column in found],
+            xerr=[_half(value) for value in found.values()],
+            color=LOOKS[place][0], marker=LOOKS[place][1], linestyle="none", capsize=2, label=label,
+        )  # fmt: skip
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.set_yticks(range(len(columns)), columns)
+    axes.set_ylim(len(columns) - 0.5, -0.5)
+    axes.set_xlabel("points of accuracy beyond samples at random, 95 % intervals")
+    axes.grid(axis="y", visible=False)
+    _legend_below(figure, axes)
+
+
+def frontier(outcome: Outcome, figure: Any) -> None:
+    """Accuracy against CPU seconds on one kind of processor; the line joins the methods that none beats for less."""
+    figure.set_size_inches(5.5, 3.6)
+    axes, (condition, found) = figure.subplots(), points(outcome)
+    best = on_frontier(found)
+    axes.step(
+        [found[row].cpu_seconds for row in best], [100 * found[row].accuracy.mean for row in best],
+        where="post", color="#999999", linewidth=0.8,
+    )  # fmt: skip
+    for row, (seconds, accuracy) in found.items():
+        colour, marker = LOOKS[1 if row in best else 0]
+        axes.errorbar(
+            [seconds],
+            [100 * accuracy.mean],
+            [_half(accuracy)],
+            color=colour,
+            marker=marker,
+            linestyle="none",
+            capsize=2,
+        )
+        axes.annotate(row, (seconds, 100 * accuracy.mean), xytext=(4, 2), textcoords="offset points", fontsize=6)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"CPU seconds a run ({condition or 'no known processor'})")
+    axes.set_ylabel("accuracy (%)")
+
+
+def over_time(outcome: Outcome, figure: Any) -> None:
+    """Accuracy on the tasks seen so far over the whole stream: mean and 95 % interval over seeds."""
+    figure.set_size_inches(6.0, 3.0)
+    axes, looks = figure.subplots(), _looks(_rows(outcome))
+    for (row, _), runs in outcome.runs.items():
+        steps = {tuple(one["step"] for one in result["within"]) for result in runs.values()}
+        if len(steps) == 1:
+            curves = [
+                accuracy_seen([[nan if v is None else v for v in one["test"]] for one in within],
+                              [one["task"] for one in within])
+                for within in (result["within"] for result in runs.values())
+            ]  # fmt: skip
+            known, (where,) = [summary(values) for values in zip(*curves, strict=True)], steps
+            middle, half = [100 * point.mean for point in known], [_half(point) for point in known]
+            axes.plot(where, middle, color=looks[row][0], label=f"{row} (n = {len(runs)})")
+            low, high = ([m + sign * h for m, h in zip(middle, half, strict=True)] for sign in (-1, 1))
+            axes.fill_between(where, low, high, color=looks[row][0], alpha=0.18, linewidth=0)
+    axes.set_xlabel("batches learned")
+    axes.set_ylabel("accuracy on tasks seen so far (%)")
+    _legend_below(figure, axes)
+
+
 HOW: Mapping[str, Draw] = {
+    "strong-parts": paired,
+    "strong-retrieval": slide,
+    "strong-frontier": frontier,
+    "strong-waiting": by_column,
     "controls-batchnorm": by_column,
     "controls-cost": against_cost,
     "controls-sensitivity": by_setting,
@@ -179,5 +285,7 @@ HOW: Mapping[str, Draw] = {
     "controls-retrieval-and-loss": by_column,
 }
 CONTROL_FIGURES: Mapping[str, Draw] = {name: HOW[part] for part, names in PARTS.items() for name in names} | {
-    "controls-losses-mnist": by_row
+    "controls-losses-mnist": by_row,
+    "strong-memory": by_column,
+    "strong-time": over_time,
 }

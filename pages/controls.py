@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rehearse.lab.paper.outcome import MOMENTS, SEARCHED, Outcome
-from rehearse.lab.paper.targets import PARTS
+from rehearse.lab.paper.targets import PARTS, STRONG
 from rehearse.lab.report.reproduction import (
     CROSSED,
     FORGETTING,
@@ -22,13 +22,19 @@ from rehearse.lab.report.reproduction import (
     tells_precision,
 )
 from rehearse.lab.report.tables import UNDEFINED
+from rehearse.lab.within import TIMED
 
 from .claims import what_it_comes_to
 from .comparisons import comparisons, difference_of
 from .plain_words import SHOWN, every_retrieval, practitioner, researcher
 from .questions import in_short
+from .strong import four_answers
 
 TITLES = {
+    "strong-parts": "Replay done well: its parts",
+    "strong-retrieval": "Replay done well: the retrieval",
+    "strong-frontier": "Replay done well: accuracy against CPU seconds",
+    "strong-waiting": "Replay done well: a stream that does not wait",
     "controls-batchnorm": "Batch-norm: statistics or retrieval?",
     "controls-cost": "Equal cost: what else would the CPU time of the retrieval have bought?",
     "controls-sensitivity": "Sensitivity: does it hang on a setting?",
@@ -40,7 +46,9 @@ TITLES = {
 
 def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> str:
     """Everything as one Markdown page; ``figures`` are pictures by target, relative to the page."""
-    compared = [comparison for one in outcomes for comparison in comparisons(one)]
+    strong = [one for one in outcomes if one.target.name in STRONG]
+    controls = [one for one in outcomes if one.target.name not in STRONG]
+    compared = [comparison for one in controls for comparison in comparisons(one)]
     parts = [
         "# What makes it work",
         "The paper compares methods that differ in more than the retrieval. Here all else is held equal: what does the "
@@ -50,11 +58,12 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
         f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} {CROSSED} "
         "Of twenty comparisons in which there is nothing to be found, one will look settled by chance, "
         "and comparisons that share runs err together.",
+        *([four_answers(strong)] if strong else []),
         "## In plain words",
         *what_it_comes_to(compared),
         in_short(compared),
-        practitioner(outcomes, compared),
-        researcher(outcomes, compared),
+        practitioner(controls, compared),
+        researcher(controls, compared),
         every_retrieval(compared),
     ]
     known = {one.target.name: one for one in outcomes}
@@ -72,17 +81,18 @@ def section(outcome: Outcome, figure: str | None) -> str:
     parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
     parts.append(_results(outcome))
     parts += [*explained(outcome), *condition_words(condition_marks(outcome))]
+    shown = [metric for metric in target.metrics if metric in (*SHOWN, *TIMED)]
     rows = [
         [
             f"{comparison.later} − {comparison.earlier}",
             comparison.where,
-            *(difference_of(comparison, metric) for metric in SHOWN),
-            *(settling(comparison.found[m].ours) if m in comparison.found else comparison.verdict(m) for m in SHOWN),
+            *(difference_of(comparison, metric) for metric in shown),
+            *(settling(comparison.found[m].ours) if m in comparison.found else comparison.verdict(m) for m in shown),
         ]
         for comparison in comparisons(outcome)
     ]
-    head = ["difference", "where", *SHOWN, *(f"seeds to settle {metric}" for metric in SHOWN)]
-    parts.append(markdown_table(head, rows, right=2))
+    head = ["difference", "where", *shown, *(f"seeds to settle {metric}" for metric in shown)]
+    parts += [markdown_table(head, rows, right=2)] if rows else []
     parts += [f"![{target.title}]({figure})"] if figure else []
     return "\n\n".join(parts)
 

@@ -38,6 +38,14 @@ def test_every_script_is_run_here():
     assert scripts == {script for script in scripts if f'"{script}"' in text}
 
 
+def test_step_costs(output):
+    lines = output("step_costs", "split-mnist", "--steps", "1", "--rounds", "1").splitlines()
+    assert lines[0].split()[0] == "1.00"
+    names = [line.split(" ms  ")[1] for line in lines]
+    assert "uniform at the cost of most interfered, 50 replayed, augmented" in names
+    assert len(names) == len(set(names))
+
+
 def test_steps_of_replay_are_compared_with_the_reference(output):
     assert "ER-MIR: reference / ours" in output("bench", "--quick")
 

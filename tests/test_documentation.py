@@ -121,6 +121,7 @@ def test_generated_pages_are_those_of_the_results():
     results = Results(results_in([ROOT / "results"], pytest.fail))
     figures = {path.stem: f"figures/{path.name}" for path in (ROOT / "docs" / "figures").glob("*.svg")}
     controls = [outcome(target, results) for target in find_targets(["controls"])]
+    strong = [outcome(target, results) for target in find_targets(["strong"])]
     compared = [comparison for one in controls for comparison in comparisons(one)]
     held = "\n\n".join(what_it_comes_to(compared))
     grounds = {ground[:4]: claim for claim, grounds in CLAIMS.items() for ground in grounds}
@@ -128,7 +129,7 @@ def test_generated_pages_are_those_of_the_results():
     assert [claim for place, claim in grounds.items() if place not in told] == [], "no claim fits these results"
     readme = (ROOT / "README.md").read_text("utf-8")
     assert between_marks(readme, "claims", held) == readme, "README.md: `make reproduction`"
-    assert controls_page(controls, figures) == (ROOT / "docs" / "what-makes-it-work.md").read_text("utf-8")
+    assert controls_page([*strong, *controls], figures) == (ROOT / "docs" / "what-makes-it-work.md").read_text("utf-8")
     found = [outcome(target, results) for target in find_targets(["all"])]
     sections = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
     for one in found:

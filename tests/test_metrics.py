@@ -105,3 +105,35 @@ def test_an_unmeasured_entry_is_not_skipped_silently():
 def test_bad_shapes_are_refused(function, bad):
     with pytest.raises(InvalidInput, match="accuracy matrix"):
         function(bad)
+
+
+# Three tasks, two evaluations in each: the second task makes the first drop to 0.4 before it recovers to 0.8.
+CURVE = [[0.5, NAN, NAN], [0.9, NAN, NAN], [0.4, 0.6, NAN], [0.8, 0.7, NAN], [0.6, 0.2, 0.3], [0.5, 0.6, 0.9]]
+DURING = [0, 0, 1, 1, 2, 2]
+
+
+def test_accuracy_over_time_by_hand():
+    assert metrics.accuracy_seen(CURVE, DURING) == pytest.approx([0.5, 0.9, 0.5, 0.75, 1.1 / 3, 2 / 3])
+    assert metrics.anytime_accuracy(CURVE, DURING) == pytest.approx((0.5 + 0.9 + 0.5 + 0.75 + 1.1 / 3 + 2 / 3) / 6)
+    assert metrics.worst_case_accuracy(CURVE, DURING) == pytest.approx((0.4 + 0.2 + 0.9) / 3)
+    # from 0.9 to 0.4 on the first task, and from (0.8 + 0.7) / 2 to (0.6 + 0.2) / 2 on the first two
+    assert metrics.stability_gap(CURVE, DURING) == pytest.approx((0.5 + 0.35) / 2)
+
+
+def test_with_one_evaluation_a_task_they_are_those_of_the_matrix():
+    a = np.random.default_rng(0).random((4, 4))
+    assert metrics.anytime_accuracy(a, range(4)) == metrics.anytime_accuracy(a)
+    assert metrics.worst_case_accuracy(a, range(4)) == metrics.worst_case_accuracy(a)
+    drops = [a[k, : k + 1].mean() - a[k + 1, : k + 1].mean() for k in range(3)]
+    assert metrics.stability_gap(a) == pytest.approx(sum(drops) / 3)
+
+
+def test_a_shuffled_stream_has_no_change_of_task():
+    assert math.isnan(metrics.worst_case_accuracy(CURVE, [2] * 6))
+    assert math.isnan(metrics.stability_gap(CURVE, [2] * 6))
+
+
+@pytest.mark.parametrize("tasks", [[0, 0, 1], [0, 0, 1, 1, 3, 3], [1, 0, 1, 1, 2, 2], [-1, 0, 1, 1, 2, 2]])
+def test_tasks_that_do_not_fit_the_evaluations_are_refused(tasks):
+    with pytest.raises(InvalidInput, match="in order"):
+        metrics.accuracy_seen(CURVE, tasks)

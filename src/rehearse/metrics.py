@@ -9,6 +9,7 @@ entry that is nan makes every result that reads it nan.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -86,24 +87,66 @@ def learning_accuracy(matrix: ArrayLike) -> float:
     return _mean(_square(matrix).diagonal())
 
 
-def accuracy_seen(matrix: ArrayLike) -> Array:
-    """Return the accuracy on the tasks seen so far, after each task: A_i = (1/i) Σ_{j≤i} a(i, j), one value per task.
+def accuracy_seen(matrix: ArrayLike, tasks: Sequence[int] | None = None) -> Array:
+    """Return the accuracy on the tasks seen so far, at each evaluation: A_n = (1/k) Σ_{j≤k} a(n, j), k = tasks[n].
 
-    The curve of Figure 4 in Aljundi et al. 2019. Its last value is the average accuracy.
+    The curve of Figure 4 in Aljundi et al. 2019, whose last value is the average accuracy. With ``tasks`` the rows
+    are evaluations within tasks too, and ``tasks[n]`` is the task that was being learned at evaluation n.
     """
-    a = _square(matrix)
-    return np.array([_mean(a[task, : task + 1]) for task in range(len(a))])
+    a, during = _evaluations(matrix, tasks)
+    return np.array([_mean(row[: task + 1]) for row, task in zip(a, during, strict=True)])
 
 
-def anytime_accuracy(matrix: ArrayLike) -> float:
-    """Return the accuracy on the tasks seen so far, averaged over tasks: (1/T) Σ_i A_i of `accuracy_seen`.
+def anytime_accuracy(matrix: ArrayLike, tasks: Sequence[int] | None = None) -> float:
+    """Return the accuracy on the tasks seen so far, averaged over N evaluations: (1/N) Σ_n A_n of `accuracy_seen`.
 
-    It is what to expect of a learner that stops after a random task; the "average incremental
-    accuracy" of Rebuffi et al. 2017, "iCaRL: Incremental Classifier and Representation Learning", and the
-    "average anytime accuracy" of Caccia et al. 2022, "New Insights on Reducing Abrupt Representation Change
-    in Online Continual Learning", with one evaluation per task.
+    After each task it is what to expect of a learner that stops after a random task; the "average incremental
+    accuracy" of Rebuffi et al. 2017, "iCaRL: Incremental Classifier and Representation Learning". With evaluations
+    within ``tasks`` it is the "average anytime accuracy" of Caccia et al. 2022, "New Insights on Reducing Abrupt
+    Representation Change in Online Continual Learning".
     """
-    return _mean(accuracy_seen(matrix))
+    return _mean(accuracy_seen(matrix, tasks))
+
+
+def worst_case_accuracy(matrix: ArrayLike, tasks: Sequence[int] | None = None) -> float:
+    """Return the final accuracy on the last task and the lowest on each earlier one, averaged.
+
+    (1/T) [a(N, T) + Σ_{j<T} min_{n > e_j} a(n, j)], where N is the last evaluation and e_j the last one while task j
+    was being learned; "WC-ACC" of De Lange et al. 2023, "Continual Evaluation for Lifelong Learning: Identifying the
+    Stability Gap". nan where some task never was the one being learned.
+    """
+    a, during = _evaluations(matrix, tasks)
+    learned = list(range(a.shape[1]))
+    if sorted(set(during)) != learned:
+        return float("nan")
+    return _mean(np.array([*(a[during > task, task].min() for task in learned[:-1]), a[-1, -1]]))
+
+
+def stability_gap(matrix: ArrayLike, tasks: Sequence[int] | None = None) -> float:
+    """Return how deep accuracy on earlier tasks drops after a task change, averaged over changes.
+
+    (1/(T−1)) Σ_{k<T} [B(e_k) − min_{e_k < n ≤ e_(k+1)} B(n)], where B(n) = (1/k) Σ_{j≤k} a(n, j) is the accuracy on
+    the tasks before the change and e_k the last evaluation while task k was being learned. De Lange et al. 2023
+    describe it. It includes what is not recovered by the end of the task.
+    """
+    a, during = _evaluations(matrix, tasks)
+    drops = []
+    for before, after in pairwise(np.unique(during)):
+        earlier = a[:, : before + 1].mean(axis=1)
+        drops.append(earlier[during == before][-1] - earlier[during == after].min())
+    return _mean(np.array(drops))
+
+
+def _evaluations(matrix: ArrayLike, tasks: Sequence[int] | None) -> tuple[Array, NDArray[np.int64]]:
+    """Return accuracies with the task that was being learned at each; without ``tasks`` one evaluation after each."""
+    if tasks is None:
+        a = _square(matrix)
+        return a, np.arange(len(a))
+    a, during = np.asarray(matrix, dtype=np.float64), np.asarray(tasks, dtype=np.int64)
+    fits = a.ndim == 2 and during.shape == a.shape[:1] and a.size and (np.diff(during) >= 0).all()
+    if not fits or during[0] < 0 or during[-1] >= a.shape[1]:
+        raise InvalidInput("accuracies over time must be N × T numbers, with the task of each of the N, in order")
+    return a, during
 
 
 def _square(matrix: ArrayLike) -> Array:

@@ -14,6 +14,7 @@ import sys
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from rehearse.lab import limits
 from rehearse.lab.campaign.store import Store, read_result
 from rehearse.lab.cli import main
 from rehearse.lab.cli.console import PrintableConsole, errors, output
-from rehearse.lab.experiment import Progress, Settings, Stopped, execute
+from rehearse.lab.experiment import COSTS, Progress, Settings, Stopped, execute
 from rehearse.lab.methods import resolve
+from rehearse.lab.paper.costs import Costs
 from rehearse.lab.setup import spec_learner, with_precision
 from rehearse.lab.spec import Spec, load_spec_values
 from rehearse.lab.streams import from_arrays
@@ -105,6 +107,63 @@ def test_one_hostile_result_is_named_and_the_report_of_the_others_is_made(
     assert "move it away and run again" in err
     assert "\x1b" not in err
     assert "Traceback" not in err
+
+
+TIMED = resolve("er", "split-mnist-5k", {"precision": "float32", "every": 2})
+CURVE = [{"step": step, "task": 0, "test": [0.5, None, None, None, None]} for step in (2, 4)]
+
+
+def timed_result(within: Any) -> dict[str, Any]:
+    """A result with evaluations within tasks, whose metrics fit them as far as they can."""
+    known = {"anytime_average_accuracy": 0.5, "worst_case_accuracy": None, "stability_gap": None}
+    return made_result(TIMED, **known) | {"within": within}
+
+
+WITHIN: dict[str, tuple[Any, str]] = {
+    "no list": ({"step": 2}, "are no list"),
+    "none at all": ([], "no evaluations within tasks, for which its spec asks"),
+    "words": (["often"], "lacks its step"),
+    "no step": ([{"task": 0, "test": CURVE[0]["test"]}], "lacks its step"),
+    "a step of text": ([{**CURVE[0], "step": "2"}], "lacks its step"),
+    "a step of a half": ([{**CURVE[0], "step": 2.5}], "lacks its step"),
+    "a task that is none": ([{**CURVE[0], "task": 5}], "lacks its step"),
+    "a truth as task": ([{**CURVE[0], "task": False}], "lacks its step"),
+    "too few accuracies": ([{**CURVE[0], "test": [0.5]}], "lacks its step"),
+    "an accuracy that is no fraction": ([{**CURVE[0], "test": [0.5, 1e50, None, None, None]}], "is no fraction"),
+    "an accuracy that nobody knows": ([{**CURVE[0], "test": [None] * 5}], "lacks its step"),
+    "something else": ([{**CURVE[0], "more": "of it"}], "lacks its step"),
+    "a step twice": ([CURVE[0], CURVE[0]], "not in order"),
+    "tasks in another order": ([{**CURVE[0], "task": 1, "test": [0.5] * 5}, CURVE[1]], "not in order"),
+    "another curve": ([{**CURVE[0], "test": [0.25, None, None, None, None]}], "is not that of its accuracy matrix"),
+}
+
+
+@pytest.mark.parametrize(("within", "why"), WITHIN.values(), ids=WITHIN.keys())
+def test_hostile_evaluations_within_tasks_are_refused(tmp_path: Path, within: Any, why: str) -> None:
+    store = Store(tmp_path)
+    store.put(TIMED, timed_result(CURVE))
+    assert store.get(TIMED) == timed_result(CURVE)
+    store.put(TIMED, timed_result(within))
+    with pytest.raises(DataError, match=f"is no result of a run.*{why}"):
+        store.get(TIMED)
+    if within:
+        store.put(SPEC, made_result(SPEC) | {"within": CURVE})
+        with pytest.raises(DataError, match="its spec asks for none"):
+            store.get(SPEC)
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", 10**17), ("every", "2"), ("step_cost", 1e50), ("step_cost", [])])
+def test_a_result_of_a_hostile_spec_over_time_is_refused(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / f"{TIMED.key}.json"
+    path.write_text(json.dumps(timed_result(CURVE) | {"spec": {**TIMED.to_dict(), name: value}}), "utf-8")
+    with pytest.raises(DataError, match=f"is no result of a run.*{name} is .*; it must be"):
+        read_result(path)
+
+
+def test_the_cost_of_a_stream_that_passes_at_once_can_be_forecast() -> None:
+    """Results of no work at all were divided by it."""
+    fastest = replace(SPEC, step_cost=3e38)
+    assert Costs([made_result(fastest)]).estimate(SPEC).cpu_seconds > 0
 
 
 def test_a_spec_in_a_result_asks_for_no_more_than_others(tmp_path: Path) -> None:
@@ -287,7 +346,9 @@ def test_a_checkpoint_can_be_read_by_its_owner_alone(stopped: tuple[Spec, Path])
         ("matrices", {"test": [[0.0]], "validation": [[0.0]]}),
         ("matrices", {}),
         ("cost", [0.0]),
-        ("cost", ["a"] * 6),
+        ("cost", ["a"] * len(COSTS)),
+        ("within", None),
+        ("within", CURVE),
         ("environments", ["\x1b[31m"]),
         ("learner", {}),
         ("left_out", 10**15),
@@ -402,12 +463,12 @@ def test_a_decoded_array_of_another_shape_is_refused(tmp_path: Path, shape: str)
 
 
 def test_mutations_of_results_and_specs_are_refused_in_words_or_do_no_harm() -> None:
-    assert hostile_results.run(300, seed=0) == []
+    assert hostile_results.run(300, seed=0).failures == []
 
 
 def test_the_mutations_find_what_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "check_plain", lambda value: None)
-    assert hostile_results.run(100, seed=0) != []
+    assert any(hostile_results.run(100, seed).failures for seed in range(5))
 
 
 def test_a_spec_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ CELLS, ONE_LARGE, LARGE, TABLE2, HYBRID, GENERATIVE, REST = (stage.purpose for s
 
 def planned(*results: Spec, seeds: int | None = None, first_seed: int = 0) -> list[tuple[str, Spec]]:
     made = [made_result(spec) for spec in results]
-    return queue(find_targets(["missing"]), Results(made), Costs(made), seeds, first_seed)
+    return queue(STAGES, find_targets(["missing"]), Results(made), Costs(made), seeds, first_seed)
 
 
 def purposes(name: str) -> dict[tuple[str, int], str]:

@@ -89,6 +89,10 @@ def test_runs_of_one_cell_share_their_group() -> None:
         {"candidates": 0},
         {"candidates": "some"},
         {"candidates": True},
+        {"every": 0},
+        {"every": 1.5},
+        {"step_cost": 0.5},
+        {"step_cost": "slow"},
     ],
 )
 def test_refused_values(values: dict[str, Any]) -> None:

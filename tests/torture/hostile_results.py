@@ -32,12 +32,17 @@ from rehearse.lab.report.page import render
 from rehearse.lab.report.rerun import rerun_command
 from rehearse.lab.report.runs import FinishedRun
 from rehearse.lab.report.sentences import fallback_sentences, own_sentences, sentences
-from rehearse.lab.report.tables import comparison_table
+from rehearse.lab.report.tables import comparison_table, over_time_table
 from rehearse.lab.setup import spec_learner
 from rehearse.lab.spec import Spec, load_spec_values
 from rehearse.lab.streams import from_arrays
+from rehearse.lab.streams.base import PassingStream, Stream
+from rehearse.lab.within import over_time
+
+from .result import Result
 
 STREAM = "split-mnist-5k"
+TIMED = {"every": 2, "step_cost": 2.5}  # fields of a spec that most do without
 TOGETHER = 20  # accepted results on one page
 TEXTS = ("", "\x1b[31m", "\x9b2J", "\ud800", "\u202e", "[/red]", "<script>alert(1)</script>", "a\nb", "x" * 30_000)
 NUMBERS = (0, -1, 1, 3, 10**6, 2**31, 10**17, 2**70, 10**400, -(10**400), 0.5, 1e-320, 3e38, 1e308, -1e308)
@@ -64,8 +69,8 @@ MILD = (
 DEEP = {"deep": "[" * 30_000 + "]" * 30_000, "deep table": '{"a":' * 30_000 + "1" + "}" * 30_000}
 
 
-def run(tries: int, seed: int) -> list[str]:
-    """Return a description of each of ``tries`` hostile files that did harm."""
+def run(tries: int, seed: int) -> Result:
+    """Try that many hostile files, and describe each that did harm."""
     chance, failures, page = random.Random(seed), list[str](), list[FinishedRun]()
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -81,7 +86,7 @@ def run(tries: int, seed: int) -> list[str]:
             except Exception as problem:
                 page.clear()
                 failures.append(f"seed {seed}, try {number}, {attempt.__name__[1:]}: {problem!r:.300}")
-    return failures
+    return Result(tries, failures)
 
 
 def _result(chance: random.Random, folder: Path, page: list[FinishedRun]) -> None:
@@ -113,7 +118,9 @@ def _use(result: dict[str, Any]) -> None:
         _check_text(text, "a sentence")
     printed = io.StringIO()
     console = PrintableConsole(markup=False, file=printed, width=200)
-    console.print(comparison_table(compare({"a": [result], "good": [good]})))
+    comparison = compare({"a": [result], "good": [good]})
+    for table in (comparison_table(comparison), over_time_table(comparison)):
+        console.print(table)
     console.print("\x1b[2J".join(str(value) for value in result["environment"].values()))
     _check_text(printed.getvalue(), "what is printed")
     json.dumps(compare({"a": [result, good]}), allow_nan=False)
@@ -130,7 +137,7 @@ def _check_text(text: str, what: str) -> None:
 
 def _spec(chance: random.Random, folder: Path, _: list[FinishedRun]) -> None:
     method = chance.choice(list(METHODS))
-    good = {"method": method, "stream": STREAM, "lr": 0.1, "options": dict(METHODS[method].options)}
+    good = {"method": method, "stream": STREAM, "lr": 0.1, "options": dict(METHODS[method].options)} | TIMED
     values = _mutated(chance, good | dict.fromkeys(METHODS[method].uses & {"capacity", "budget", "updates"}, 10))
     toml = chance.random() < 0.3
     path = folder / ("spec.toml" if toml else "spec.json")
@@ -144,7 +151,8 @@ def _spec(chance: random.Random, folder: Path, _: list[FinishedRun]) -> None:
         raise
     spec = resolve(str(values.get("method", "er")), str(values.get("stream", STREAM)), values)
     x = torch.zeros(40, 1, 8, 8, dtype=torch.uint8)
-    stream = from_arrays(x, torch.arange(40) % 10, n_tasks=5)
+    stream: Stream = from_arrays(x, torch.arange(40) % 10, n_tasks=5)
+    stream = stream if spec.step_cost is None else PassingStream(stream, spec.step_cost)
     learner = spec_learner(spec, stream)
     numbers = [value for value in (spec.updates, *spec.options.values()) if isinstance(value, int)]
     if all(number <= 1000 for number in numbers):  # or it takes long, which is no fault
@@ -162,7 +170,8 @@ def _good(chance: random.Random) -> dict[str, Any]:
     """A result as runs leave it, of one of several methods."""
     method = chance.choice(["er", "er-mir", "gen-mir", "ae-mir", "iid-online"])
     seed = chance.randrange(3)
-    spec = resolve(method, STREAM, {"seed": seed, "precision": "float32"})
+    timed = TIMED if chance.random() < 0.5 else {}
+    spec = resolve(method, STREAM, {"seed": seed, "precision": "float32"} | timed)
     matrix = [[0.9 - 0.1 * (row - column) if column <= row else None for column in range(5)] for row in range(5)]
     searched = {"searches": 10, "fallbacks": 1, "measured": 9, "objective_before": 0.1, "objective_after": 0.2}
     sizes = {"codes": 10, "bytes": 100, "bytes_as_inputs": 1000, "autoencoder_bytes": 50}
@@ -176,10 +185,12 @@ def _good(chance: random.Random) -> dict[str, Any]:
         "report": {"search": {"generator": searched}, "memory": sizes} if "mir" in method else {},
         "cost": {
             "seconds": 2.0, "cpu_seconds": 2.0, "steps_per_second": 9.0, "forward_passes": 3.0,
-            "treatments_cpu_seconds": 0.5,
+            "treatments_cpu_seconds": 0.5, "within_cpu_seconds": 0.5,
         },
         "environment": {"torch": "2", "processor": "one", "earlier": [{"processor": "two"}]},
     }  # fmt: skip
+    if timed:
+        result["within"] = [{"step": 2 * task + 2, "task": task, "test": row[:]} for task, row in enumerate(matrix)]
     return _consistent(result)
 
 
@@ -196,6 +207,8 @@ def _consistent(value: Any) -> Any:
             matrix = np.array(judged["matrices"]["test"], dtype=np.float64)
             for name, metric in (("accuracy", metrics.average_accuracy), ("forgetting", metrics.forgetting)):
                 judged["metrics"][name] = None if np.isnan(metric(matrix)) else metric(matrix)
+        for name, measured in over_time(value.get("within", [])).items():
+            value["metrics"][name] = None if np.isnan(measured) else measured
     except Exception:
         return value  # a mutation took what it is derived from
     return value

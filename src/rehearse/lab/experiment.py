@@ -28,10 +28,12 @@ from .run_folder import RunLog, plain, resume
 from .setup import spec_learner, spec_stream, with_precision
 from .spec import Spec
 from .stored_inputs import with_inputs, without_inputs
+from .within import check_within, over_time
 
 Predict = Callable[[Any], torch.Tensor]
 COSTS = tuple(
-    f"{name}_seconds" for name in ("total", "cpu", "training", "evaluation", "alternatives_cpu", "shared_cpu")
+    f"{name}_seconds"
+    for name in ("total", "cpu", "training", "evaluation", "alternatives_cpu", "within_cpu", "shared_cpu")
 )
 
 
@@ -89,7 +91,9 @@ class Run:
         """The matrices of the alternative predictors."""
         self.extra: list[dict[str, float]] = [{} for _ in range(tasks)]
         self.training_seconds = self.evaluation_seconds = self.cpu_seconds = self.total_seconds = 0.0
-        self.alternatives_cpu_seconds = 0.0
+        self.within: list[dict[str, Any]] = []
+        """The test accuracies at the end of each task and, with ``every``, within tasks: step, task, one per task."""
+        self.alternatives_cpu_seconds = self.within_cpu_seconds = 0.0
         self.shared_cpu_seconds = 0.0
         """Of the CPU seconds, those that another run spent on what this one took over from it."""
         self._ticked = time.perf_counter(), time.process_time()
@@ -120,6 +124,8 @@ class Run:
             ends = following is None or following.task != batch.task
             if ends:
                 self._end(batch)
+            elif self.spec.every is not None and self.position % self.spec.every == 0:
+                self._look(batch)
             yield batch, step, ends
             batch = following
 
@@ -196,6 +202,8 @@ class Run:
         row = self.row(batch)
         self._evaluate(self.learner.predict, self.matrices, row)
         self.extra[row] = self._extra_metrics(row)
+        if self.spec.every is not None:
+            self._note(row, self.matrices["test"][row])
         self.evaluation_seconds += time.perf_counter() - started
         started = time.process_time()
         for name, predict in alternative_predictors(self.learner).items():
@@ -206,10 +214,22 @@ class Run:
                 self._evaluate(predict, self.alternatives[name], row)
         self.alternatives_cpu_seconds += time.process_time() - started
 
+    def _look(self, batch: Batch) -> None:
+        """Evaluate within a task, on the test sets of the tasks seen so far."""
+        started, cpu, row = time.perf_counter(), time.process_time(), self.row(batch)
+        found = {"test": np.full_like(self.matrices["test"], np.nan)}
+        self._evaluate(self.learner.predict, found, row)
+        self._note(row, found["test"][row])
+        self.evaluation_seconds += time.perf_counter() - started
+        self.within_cpu_seconds += time.process_time() - cpu
+
+    def _note(self, row: int, accuracies: metrics.Array) -> None:
+        self.within.append({"step": self.position, "task": row, "test": plain(accuracies.tolist())})
+
     def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int) -> None:
-        for name, tasks in self.stream.evaluation.items():
-            for column, test in enumerate(tasks[: row + 1]):
-                into[name][row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
+        for name, matrix in into.items():
+            for column, test in enumerate(self.stream.evaluation[name][: row + 1]):
+                matrix[row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
 
     def _extra_metrics(self, row: int) -> dict[str, float]:
         """Return what the method measures of itself on the test sets of the tasks seen so far, averaged."""
@@ -228,6 +248,7 @@ class Run:
             "matrices": _lists(self.matrices),
             "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
+            "within": self.within,
             "cost": [getattr(self, name) for name in COSTS],
             "environments": [*self.earlier, environment()],
         }
@@ -240,13 +261,14 @@ class Run:
         alternatives = {name: _arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
         position, begun, extra, places = (state[name] for name in ("position", "begun", "extra", "environments"))
         floats = [*state["cost"], *(value for table in extra for value in table.values())]
-        check_plain([position, begun, state["cost"], places])
+        check_plain([position, begun, state["within"], state["cost"], places])
         if {type(position), type(begun or 0)} != {int} or {type(value) for value in floats} != {float} or position < 0:
             raise CheckpointError("its place in the stream, its cost, or what was measured is no such number")
+        check_within(state["within"], self.spec, len(self.extra))
         if state["learner"].get("left_out", {"rows": 0})["rows"] > (self.spec.capacity or 0):
             raise CheckpointError("its memory holds more samples than that of this run")
         self.learner.load_state_dict(with_inputs(state["learner"], self.stream))
-        self.position, self.begun, self.extra = position, begun, extra
+        self.position, self.begun, self.extra, self.within = position, begun, extra, state["within"]
         self.matrices, self.alternatives = matrices, alternatives
         for name, seconds in zip(COSTS, state["cost"], strict=True):
             setattr(self, name, seconds)
@@ -264,10 +286,11 @@ class Run:
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(_numbers(self.matrices, sizes) | self.extra[-1]),
+            "metrics": plain(_numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
             "extra": plain(self.extra),
             "matrices": plain(_lists(self.matrices)),
             **({"treatments": alternatives} if alternatives else {}),
+            **({"within": self.within} if self.within else {}),
             "test_sizes": sizes,
             "report": plain(self.learner.diagnostics()),
             "cost": {
@@ -276,6 +299,7 @@ class Run:
                 "training_seconds": self.training_seconds,
                 "evaluation_seconds": self.evaluation_seconds,
                 **({"treatments_cpu_seconds": self.alternatives_cpu_seconds} if alternatives else {}),
+                **({"within_cpu_seconds": self.within_cpu_seconds} if self.within else {}),
                 **({"shared_cpu_seconds": self.shared_cpu_seconds} if self.shared_cpu_seconds else {}),
                 "steps": self.position,
                 "steps_per_second": self.position / self.training_seconds if self.training_seconds else None,

@@ -289,7 +289,7 @@ def preparation_key(spec: Spec) -> str | None:
         return None
     options = {name: value for name, value in spec.options.items() if name not in method.not_preparing}
     training = "float32" if spec.precision == "bfloat16-scoring" else spec.precision
-    alike = replace(spec, method="any", network="any", lr=1.0, updates=None, budget=None, candidates=None)
+    alike = replace(spec, method="any", network="any", lr=1.0, updates=None, budget=None, candidates=None, every=None)
     return replace(alike, options=options, precision=training).key
 
 

@@ -71,6 +71,8 @@ class RunLog:
             line["replayed"] = step.replayed.slots.tolist()
             line["scores"] = None if step.interference is None else step.interference.tolist()
         self._write(line)
+        if self.run.within and self.run.within[-1]["step"] == self.run.position and not evaluated:
+            self._write(self.run.within[-1])
         if evaluated:
             row = self.run.row(batch)
             rows = {name: matrix[row].tolist() for name, matrix in self.run.matrices.items()}

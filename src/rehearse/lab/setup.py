@@ -16,6 +16,7 @@ from .methods import Problem, build, find_method, precision_of, prepare_for
 from .networks import make_network
 from .spec import Spec
 from .streams import Stream, make_stream
+from .streams.base import PassingStream
 
 
 def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
@@ -30,6 +31,7 @@ def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
         class_order=spec.class_order,
         data_dir=data_dir,
     )
+    stream = stream if spec.step_cost is None else PassingStream(stream, spec.step_cost)
     epochs = find_method(spec.method).iid_epochs
     return stream.iid(epochs) if epochs else stream
 

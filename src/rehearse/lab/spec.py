@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from ..checks import is_number
 from ..errors import InvalidInput
 from .limits import read_plain
 
@@ -24,6 +25,8 @@ Plain = bool | int | float | str | None | list[Any]
 LARGEST = 3e38  # a number of a spec fits in float32
 MOST = {"seed": 2**63 - 1, "split_seed": 2**63 - 1, "tasks": 1_000}  # tasks: an accuracy for each pair of them
 MOST_OTHERWISE = 10_000_000  # of samples, for instance: the index of a memory of so many takes 0.2 GB
+WHEN_SET = ("every", "step_cost")
+"""Fields that a spec without them does not mention, so that they leave its key as it was before they existed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,10 @@ class Spec:
     task_free: bool = False
     precision: str = "auto"
     options: Mapping[str, Plain] = field(default_factory=dict)
+    every: int | None = None
+    """Evaluate within tasks too, after so many batches; it changes nothing that is learned."""
+    step_cost: float | None = None
+    """How many batches arrive during one step of a stream that does not wait; those in between are dropped."""
     # raised by hand when the numbers of a method or stream change
     method_version: int = 1
     stream_version: int = 1
@@ -68,12 +75,17 @@ class Spec:
         for name in ("seed", "split_seed", "method_version", "stream_version"):
             _check_whole(name, getattr(self, name), 0)
         _check_whole("batch_size", self.batch_size, 1)
-        for name in ("tasks", "samples_per_task", "capacity", "updates", "budget"):
+        for name in ("tasks", "samples_per_task", "capacity", "updates", "budget", "every"):
             if getattr(self, name) is not None:
                 _check_whole(name, getattr(self, name), 1)
-        if not isinstance(self.lr, int | float) or isinstance(self.lr, bool) or not 0 < self.lr <= LARGEST:
+        if not is_number(self.lr) or not 0 < self.lr <= LARGEST:
             raise InvalidInput(f"lr is {self.lr!r}; a learning rate is a positive number, at most {LARGEST:g}")
         object.__setattr__(self, "lr", float(self.lr))  # 1 and 1.0 are one learning rate, and one key
+        if self.step_cost is not None:
+            if not is_number(self.step_cost) or not 1 <= self.step_cost <= LARGEST:
+                bounds = f"at least 1 and at most {LARGEST:g}"
+                raise InvalidInput(f"step_cost is {self.step_cost!r}; it must be a number of batches, {bounds}")
+            object.__setattr__(self, "step_cost", float(self.step_cost))
         if self.candidates is not None and self.candidates != "all":
             _check_whole("candidates", self.candidates, 1, 'or "all"')
         if self.class_order is not None:
@@ -92,7 +104,7 @@ class Spec:
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         values["class_order"] = None if self.class_order is None else list(self.class_order)
-        return values
+        return {name: value for name, value in values.items() if name not in WHEN_SET or value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Spec:
@@ -115,8 +127,8 @@ class Spec:
 
     @property
     def group(self) -> str:
-        """What runs of one table cell share: the spec without its seed and precision."""
-        return dataclasses.replace(self, seed=0, precision="auto").canonical
+        """What runs of one table cell share: the spec without its seed, its precision and evaluation within tasks."""
+        return dataclasses.replace(self, seed=0, precision="auto", every=None).canonical
 
 
 def _is_plain(value: Any) -> bool:

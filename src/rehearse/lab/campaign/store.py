@@ -13,13 +13,14 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from ...checks import is_number
 from ...errors import DataError, RehearseError
 from ...files import make_folder, remove, write_whole
 from ...metrics import average_accuracy, forgetting
@@ -27,6 +28,7 @@ from ..limits import read_plain
 from ..methods import METHODS, preparation_key
 from ..spec import Spec
 from ..streams import STREAMS
+from ..within import check_within, over_time
 
 Status = Literal["done", "stale", "started", "missing"]
 OnDamaged = Callable[[DataError], None]
@@ -129,7 +131,7 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         result = read_plain(path)
         spec = Spec.from_dict(result["spec"])
-        _check_numbers(result)
+        _check_numbers(result, spec)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         why = problem if isinstance(problem, OSError | ValueError) else "parts of it are missing, or of another kind"
         raise DataError(f"{path} is no result of a run ({why}); move it away and run again") from problem
@@ -138,37 +140,41 @@ def read_result(path: Path) -> dict[str, Any]:
     return dict(result)
 
 
-def _check_numbers(result: Mapping[str, Any]) -> None:
-    """Metrics, cost and the accuracy matrix are numbers of the kind that they should be; the rest is tables."""
-    _check_judged(result)
+def _check_numbers(result: Mapping[str, Any], spec: Spec) -> None:
+    """Metrics, cost and accuracies are numbers of the kind that they should be; the rest is tables."""
+    within = result.get("within", [])
+    check_within(within, spec, len(result["matrices"]["test"]))
+    if spec.every is not None and not within:
+        raise DataError("it has no evaluations within tasks, for which its spec asks")
+    _check_judged(result, within)
     for treated in result.get("treatments", {}).values():
         _check_judged(treated)
     cost, environment = result["cost"], {**result["environment"]}
     undefined = [name for name in ("steps_per_second", "forward_passes") if cost[name] is None]
     known = [value for name, value in cost.items() if name not in undefined]
-    if not {"seconds", "cpu_seconds"} <= cost.keys() or not all(_is_number(value) and value >= 0 for value in known):
+    if not {"seconds", "cpu_seconds"} <= cost.keys() or not all(is_number(value) and value >= 0 for value in known):
         raise DataError("its cost is no number")
     places = [*environment.pop("earlier", []), environment]
     measured = [value for table in result.get("extra", []) for value in table.values()]
     nested = any(isinstance(value, dict | list) for place in places for value in place.values())
-    numbers = all(value is None or _is_number(value) for value in measured)
+    numbers = all(value is None or is_number(value) for value in measured)
     if nested or not numbers or not isinstance(result.get("report", {}), dict):
         raise DataError("its environment, its report or what it measured of itself is of another kind")
 
 
-def _check_judged(judged: Mapping[str, Any]) -> None:
-    """Of the run itself, or of one of its treatments."""
+def _check_judged(judged: Mapping[str, Any], within: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Of the run itself, with its evaluations within tasks, or of one of its treatments."""
     metrics, matrix = judged["metrics"], judged["matrices"]["test"]
     numbers = [*metrics.values(), *(entry for row in matrix for entry in row)]
     square = len(matrix) > 0 and all(len(row) == len(matrix) for row in matrix)
-    if not square or not all(value is None or _is_number(value) for value in numbers):
+    if not square or not all(value is None or is_number(value) for value in numbers):
         raise DataError("its accuracy matrix or metrics are no numbers")
     if not all(entry is None or 0 <= entry <= 1 for row in matrix for entry in row):
         raise DataError("an accuracy is a fraction")
     if "forgetting" not in metrics:
         raise DataError("it does not tell how much was forgotten")
     known = np.array(matrix, dtype=np.float64)  # None becomes nan
-    told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known)}
+    told = {"accuracy": average_accuracy(known), "forgetting": forgetting(known), **over_time(within)}
     for name, value in told.items():
         if metrics[name] is None or math.isnan(value):
             consistent = metrics[name] is None and math.isnan(value)
@@ -176,10 +182,6 @@ def _check_judged(judged: Mapping[str, Any]) -> None:
             consistent = math.isclose(metrics[name], value, abs_tol=1e-9)
         if not consistent:
             raise DataError(f"its {name} is not that of its accuracy matrix")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)  # finite, as all of the file
 
 
 def is_stale(spec: Spec) -> bool:

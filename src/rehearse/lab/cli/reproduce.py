@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,10 +18,10 @@ from ..campaign.store import Store, results_in
 from ..experiment import Settings
 from ..methods import precision_of
 from ..paper.costs import Costs
-from ..paper.missing import queue, queue_lines
+from ..paper.missing import Stage, queue, queue_lines
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
-from ..paper.targets import GROUPS, TARGETS, find_targets
+from ..paper.targets import GROUPS, QUEUES, TARGETS, find_targets
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_figures
 from ..report.reproduction import (
@@ -93,7 +93,7 @@ def reproduce(
 
     Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
     The target missing runs what the tables and figures of the paper still lack, most valuable first, until it is
-    stopped.
+    stopped; the target strong what er-plus is compared by, what decides first.
     """
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -105,7 +105,7 @@ def reproduce(
     given = [*(from_results or []), *(done or [])]
     _check_given(given)
     places = given if from_results else [out, *given]
-    asked = Asked(seeds, first_seed, precision, by_value="missing" in targets)
+    asked = Asked(seeds, first_seed, precision, next((QUEUES[name] for name in targets if name in QUEUES), ()))
     results = list(results_in(places, tell_damaged))
     if dry_run:
         _foretell(chosen, asked, results, places)
@@ -144,18 +144,18 @@ def _in(precision: str, spec: Spec) -> Spec:
 
 @dataclass(frozen=True)
 class Asked:
-    """Which runs of targets were asked for: their seeds and precision, and whether the most valuable come first."""
+    """Which runs of targets were asked for: their seeds and precision, and the stages that they are made in, if any."""
 
     seeds: int | None
     first_seed: int
     precision: str
-    by_value: bool
+    stages: Sequence[Stage] = ()
 
     def runs(self, targets: list[Target], results: list[dict[str, Any]]) -> list[tuple[str, Spec]]:
         """What the targets need, each run once, with its purpose; a finished one is the spec of its result."""
         found = Results(self._counting(results))
-        if self.by_value:
-            planned = queue(targets, found, Costs(results), self.seeds, self.first_seed)
+        if self.stages:
+            planned = queue(self.stages, targets, found, Costs(results), self.seeds, self.first_seed)
         else:
             planned = [("", spec) for target in targets for spec in to_run(target, found, self.seeds, self.first_seed)]
         runs: dict[str, tuple[str, Spec]] = {}
@@ -226,7 +226,7 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
     for target in targets:
-        specs = {spec.key: spec for _, spec in replace(asked, by_value=False).runs([target], results)}
+        specs = {spec.key: spec for _, spec in replace(asked, stages=()).runs([target], results)}
         to_come = {key: spec for key, spec in specs.items() if key not in finished}
         # a figure that is a picture needs a run that draws it, whatever results there are
         to_draw = {spec.key: spec for spec in (_in(asked.precision, s) for s in target.specs(1)) if target.pictures}
@@ -236,7 +236,7 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
         missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
         estimates = [costs.estimate(spec) for spec in to_come.values()]
         rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
-    if asked.by_value:
+    if asked.stages:
         to_queue = [(purpose, spec) for purpose, spec in asked.runs(targets, results) if spec.key in lacking]
         for line in queue_lines(to_queue, targets, costs):
             output.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from ..report.progress import label
 from ..report.rerun import rerun_command
 from ..report.runs import find_run
 from ..report.sentences import fallback_sentences, sentences
-from ..report.tables import comparison_table, differences_table
+from ..report.tables import comparison_table, differences_table, over_time_table
 from ..report.tensorboard import log_events
 from ..setup import check, with_precision
 from ..spec import Spec, load_spec_values
@@ -88,6 +88,11 @@ def run(
     split_seed: Annotated[
         int | None, typer.Option(help="Decides the validation split and the permutations (0).")
     ] = None,
+    every: Annotated[int | None, typer.Option(help="Evaluate within tasks too, after every N batches.")] = None,
+    step_cost: Annotated[
+        float | None,
+        typer.Option(help="Batches that arrive during one step, of a stream that does not wait; the others are lost."),
+    ] = None,
     class_order: Annotated[
         str | None, typer.Option(help="Which classes make which task, as in 5,3,0,1,…; labels stay as they are.")
     ] = None,
@@ -145,7 +150,7 @@ def run(
         "budget": budget, "updates": updates, "batchnorm": batchnorm, "samples_per_task": samples_per_task,
         "tasks": tasks, "batch_size": batch_size, "split_seed": split_seed, "class_order": _numbers(class_order),
         "network": network, "precision": precision, "exclude_current_task": False if include_current_task else None,
-        "task_free": True if task_free else None,
+        "task_free": True if task_free else None, "every": every, "step_cost": step_cost,
     }  # fmt: skip
     chosen = {name: value for name, value in chosen.items() if value is not None}
     _refuse_unused(names, chosen)
@@ -196,9 +201,8 @@ def run(
         print(json.dumps(comparison, allow_nan=False))
     elif finished:
         output.print(comparison_table(comparison))
-        differences = differences_table(comparison)
-        if differences is not None:
-            output.print(differences)
+        for more in filter(None, (over_time_table(comparison), differences_table(comparison))):
+            output.print(more)
         for sentence in (settings_that_differ({one.method: one for one in first}), *low_ceilings(comparison)):
             if sentence:
                 output.print(sentence, highlight=False, markup=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +20,8 @@ SECONDS_A_TESTED_ROW = {"mlp": 1.7e-5, "gated": 4e-5, "resnet18": 1.7e-3}
 # What a method costs as a multiple of that.
 FACTORS = {
     "er": 2.0, "er-ace": 2.0, "der": 2.0, "er-mir": 4.0, "er-mir-head": 3.0, "er-ace-mir": 4.0, "der-mir": 4.0,
-    "gem": 20.0, "agem": 5.0, "icarl": 3.0, "gen": 1.6, "gen-mir": 4.0, "ae": 15.0, "ae-mir": 18.0,
+    "er-plus": 4.0, "er-plus-loss": 6.0, "er-plus-mir": 8.0, "gem": 20.0, "agem": 5.0, "icarl": 3.0, "gen": 1.6,
+    "gen-mir": 4.0, "ae": 15.0, "ae-mir": 18.0,
 }  # fmt: skip
 ROWS_A_TASK = {"split-cifar10": 9750, "split-miniimagenet": 2280, "split-mnist-5k": 700}
 # Rows of all test and validation sets, of which those of the tasks so far are passed after every task; of Permuted
@@ -44,19 +46,19 @@ class Costs:
     """Estimates from results."""
 
     def __init__(self, results: Iterable[Mapping[str, Any]]) -> None:
-        self._same: dict[str, list[float]] = {}
+        self._same: dict[tuple[str, int | None], list[float]] = {}
         self._alike: dict[tuple[str, str, str], list[float]] = {}
         for result in results:
             spec, seconds = Spec.from_dict(result["spec"]), result["cost"]["cpu_seconds"]
             if spec.method not in METHODS or spec.stream not in STREAMS:
                 continue  # of an earlier version of the package
-            self._same.setdefault(spec.group, []).append(seconds)
+            self._same.setdefault((spec.group, spec.every), []).append(seconds)
             self._alike.setdefault(_kind(spec), []).append(seconds / work(spec))
 
     def estimate(self, spec: Spec) -> Estimate:
         disk = RESULT_BYTES + METRICS_BYTES_A_STEP * rows(spec) // spec.batch_size
-        if spec.group in self._same:
-            return Estimate(fmean(self._same[spec.group]), disk, True)
+        if (spec.group, spec.every) in self._same:
+            return Estimate(fmean(self._same[spec.group, spec.every]), disk, True)
         if _kind(spec) in self._alike:
             return Estimate(work(spec) * fmean(self._alike[_kind(spec)]), disk, False)
         a_row = SECONDS_A_ROW.get(spec.network, SECONDS_A_ROW["resnet18"]) * FACTORS.get(spec.method, 1.0)
@@ -66,11 +68,11 @@ class Costs:
 
 
 def rows(spec: Spec) -> int:
-    """Incoming rows of a run."""
+    """Rows of a run that it learns."""
     known = STREAMS[spec.stream]
     a_task = spec.samples_per_task or known.samples_per_task or ROWS_A_TASK.get(spec.stream, 1000)
     epochs = find_method(spec.method).iid_epochs or 1
-    return a_task * (spec.tasks or known.n_tasks) * epochs
+    return ceil(a_task * (spec.tasks or known.n_tasks) * epochs / (spec.step_cost or 1))
 
 
 def tested(spec: Spec) -> int:

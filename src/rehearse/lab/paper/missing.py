@@ -1,9 +1,9 @@
-"""What the paper still lacks, most valuable first: the queue of `rehearse reproduce missing`."""
+"""What is still to be run, most valuable first: the queues of `rehearse reproduce missing` and `strong`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
@@ -24,14 +24,16 @@ class Stage:
     targets: Sequence[str] = ()
     seeds: int | None = None
     methods: Sequence[str] = ()
+    columns: Sequence[str] = ()
 
     def specs(self, targets: Sequence[Target], results: Results, seeds: int | None, first_seed: int) -> Iterator[Spec]:
         """Yield the runs of the stage, finished ones included: no more than ``seeds`` of each."""
         for target in targets:
             if target.name in (self.targets or [target.name]) and (not self.methods or target.has(self.methods)):
                 part = target.only(self.methods) if self.methods else target
+                kept = tuple(entry for entry in part.entries if entry.column in (self.columns or [entry.column]))
                 most = min(self.seeds or target.seeds, seeds or target.seeds)
-                yield from to_run(part, results, most, first_seed)
+                yield from to_run(replace(part, entries=kept), results, most, first_seed)
 
 
 STAGES = (
@@ -46,7 +48,12 @@ STAGES = (
 
 
 def queue(
-    targets: Sequence[Target], results: Results, costs: Costs, seeds: int | None = None, first_seed: int = 0
+    stages: Sequence[Stage],
+    targets: Sequence[Target],
+    results: Results,
+    costs: Costs,
+    seeds: int | None,
+    first: int = 0,
 ) -> list[tuple[str, Spec]]:
     """Return the runs of the targets in the order of their value, finished ones included, each with its purpose.
 
@@ -54,8 +61,8 @@ def queue(
     seed the cheapest first.
     """
     ordered: dict[str, tuple[str, Spec]] = {}
-    for stage in STAGES:
-        specs = stage.specs(targets, results, seeds, first_seed)
+    for stage in stages:
+        specs = stage.specs(targets, results, seeds, first)
         for spec in sorted(specs, key=lambda spec: (spec.seed, costs.estimate(spec).cpu_seconds)):
             ordered.setdefault(spec.key, (stage.purpose, spec))
     return list(ordered.values())

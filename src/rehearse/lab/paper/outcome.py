@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -28,7 +29,10 @@ class Results:
         for result in results:
             spec = Spec.from_dict(result["spec"])
             place = (spec.seed, precision_of(spec), spec.method_version, spec.stream_version)
-            self._groups.setdefault(_group(spec), {})[place] = {**result, "condition": condition(result)}
+            known = {**result, "condition": condition(result)}
+            self._groups.setdefault(_group(spec), {})[place] = known
+            if spec.every is not None:  # it learned the same as the run without evaluation within tasks
+                self._groups.setdefault(_group(replace(spec, every=None)), {}).setdefault(place, known)
 
     def current(
         self, spec: Spec, seeds: int | None = None, treatment: str | None = None, only: str | None = None
@@ -63,13 +67,22 @@ class Results:
         }
         return dict(sorted((self.current(entry.alone(), seeds, only=only) | treated).items()))
 
-    def pairs(self, one: Entry, other: Entry, seeds: int | None = None) -> dict[int, tuple[Result, Result]]:
-        """seed -> the results of two entries, in one precision where there is one that both have."""
+    def pairs(
+        self, one: Entry, other: Entry, seeds: int | None = None, only: str | None = None
+    ) -> dict[int, tuple[Result, Result]]:
+        """seed -> the results of two entries, of one precision where both have one, or of ``only`` one."""
         found: dict[int, tuple[Result, Result]] = {}
-        for only in ("float32", *(name for name in PRECISIONS if name != "float32"), None):
-            a, b = self.of(one, seeds, only), self.of(other, seeds, only)
+        ranked = ("float32", *(name for name in PRECISIONS if name != "float32"), None)
+        for precision in ranked if only is None else (only,):
+            a, b = self.of(one, seeds, precision), self.of(other, seeds, precision)
             found = {seed: (a[seed], b[seed]) for seed in a.keys() & b.keys()} | found
         return dict(sorted(found.items()))
+
+    def usual_precision(self, target: Target) -> str | None:
+        """The one precision that the numbers of a target are of, where they are: that of most of its runs."""
+        every = ((entry, precision) for entry in target.available() for precision in PRECISIONS)
+        runs = Counter(precision for entry, precision in every for _ in self.of(entry, only=precision))
+        return runs.most_common(1)[0][0] if runs and target.one_precision else None
 
     def stale(self, spec: Spec) -> set[int]:
         """The seeds of a spec that have results of earlier versions of its method or stream, and none of today's."""
@@ -139,8 +152,10 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
 
     What the paper marks as not applicable (forgetting of an iid stream) is no line.
     """
+    only = results.usual_precision(target)
     runs = {
-        (entry.row, entry.column): results.of(entry, seeds) if entry.missing is None else {} for entry in target.entries
+        (entry.row, entry.column): results.of(entry, seeds, only) if entry.missing is None else {}
+        for entry in target.entries
     }
     lines = tuple(
         _line(entry, metric, runs[entry.row, entry.column], results, seeds)
@@ -148,7 +163,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
         for metric in target.metrics
         if not (metric in entry.cells and entry.cells[metric].printed == "N/A")
     )
-    return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, results, seeds)), runs)
+    return Outcome(target, seeds or target.seeds, lines, tuple(_differences(target, results, seeds, only)), runs)
 
 
 def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results, seeds: int | None) -> Line:
@@ -173,13 +188,13 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
     return Line(entry, metric, ours, cell, judgement, stale, cost, precisions, undefined, conditions, compared, theirs)
 
 
-def _differences(target: Target, results: Results, seeds: int | None) -> Iterable[Difference]:
+def _differences(target: Target, results: Results, seeds: int | None, only: str | None) -> Iterable[Difference]:
     """``column`` is where both stand: a column, or for a pair of columns the row."""
     entries = {(entry.row, entry.column): entry for entry in target.available()}
     for later, earlier, where, places in target.compared():
         if not all(place in entries for place in places):
             continue
-        pairs = results.pairs(entries[places[0]], entries[places[1]], seeds)
+        pairs = results.pairs(entries[places[0]], entries[places[1]], seeds, only)
         for metric in target.metrics:
             a, b = (values_of({seed: pair[side] for seed, pair in pairs.items()}, metric) for side in (0, 1))
             if a.keys() & b.keys():
@@ -218,8 +233,9 @@ def _value(result: Result, metric: str) -> float | None:
 
 
 def cpu_seconds(result: Result) -> float:
-    """What a run cost, without the evaluation of treatments that are not its own."""
-    return float(result["cost"]["cpu_seconds"] - result["cost"].get("treatments_cpu_seconds", 0.0))
+    """What a run cost, without the evaluation of treatments that are not its own, and without that within tasks."""
+    extra = ("treatments_cpu_seconds", "within_cpu_seconds")
+    return float(result["cost"]["cpu_seconds"] - sum(result["cost"].get(name, 0.0) for name in extra))
 
 
 def to_run(target: Target, results: Results, seeds: int | None = None, first_seed: int = 0) -> list[Spec]:
@@ -229,8 +245,7 @@ def to_run(target: Target, results: Results, seeds: int | None = None, first_see
     """
     specs = [
         _counted(results, entry, seed) or _spec_to_run(results, entry, seed)
-        for seed in range(first_seed, first_seed + (seeds or target.seeds))
-        for entry in target.available()
+        for seed, entry in target.places(seeds, first_seed)
     ]
     return list({spec.key: spec for spec in specs}.values())
 

@@ -30,6 +30,8 @@ class Entry:
     treatment: str | None = None
     """The way to predict whose numbers are read from the run, where it is not the run's own: a treatment of
     batch-norm, or real images at test time."""
+    seeds: int | None = None
+    """How many seeds are enough for it, where that is fewer than its target's."""
 
     @property
     def missing(self) -> str | None:
@@ -90,6 +92,8 @@ class Target:
     """For a figure that is made of pictures of its runs."""
     sought: str | None = None
     """What the searches of its rows are there to raise: a metric that is measured before and after."""
+    one_precision: bool = False
+    """Whether all its numbers are of one precision, that of most runs: because costs are compared, say."""
 
     def compared(self) -> Iterator[tuple[str, str, str, tuple[Place, Place]]]:
         """The pairs in every place that has both: later, earlier, the column (or for columns the row), both places."""
@@ -124,6 +128,12 @@ class Target:
 
     def specs(self, seeds: int | None = None) -> list[Spec]:
         """What to run, every spec once: seed by seed, so that an early stop leaves pairs that can be compared."""
-        entries = self.available()
-        specs = [entry.spec(seed) for seed in range(seeds or self.seeds) for entry in entries]
+        specs = [entry.spec(seed) for seed, entry in self.places(seeds)]
         return list({spec.key: spec for spec in specs}.values())
+
+    def places(self, seeds: int | None = None, first_seed: int = 0) -> Iterator[tuple[int, Entry]]:
+        """Every entry that can be run, under each of its seeds; seed by seed."""
+        for seed in range(seeds or self.seeds):
+            for entry in self.available():
+                if entry.seeds is None or seed < entry.seeds:
+                    yield first_seed + seed, entry

@@ -14,8 +14,8 @@ from typing import Any
 from ...errors import InvalidInput
 from ..predictors import REAL_TEST
 from ..streams import STREAMS
-from . import controls, own
-from .missing import MISSING
+from . import controls, own, strong
+from .missing import MISSING, STAGES, Stage
 from .published import PUBLISHED, Cell, Setting, Table
 from .target import Entry, Picture, Target
 
@@ -175,20 +175,24 @@ def _targets() -> dict[str, Target]:
     return tables | {target.name: target for target in [*_figures(), *ours]}
 
 
+_CONTROLS, _STRONG = controls.parts(), strong.parts()
 PARTS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(target.name for target in targets) for name, targets in controls.parts().items()
+    name: tuple(target.name for target in targets) for name, targets in (_STRONG | _CONTROLS).items()
 }
-CONTROLS: Mapping[str, Target] = {target.name: target for targets in controls.parts().values() for target in targets}
+CONTROLS: Mapping[str, Target] = {target.name: target for targets in _CONTROLS.values() for target in targets}
+STRONG: Mapping[str, Target] = {target.name: target for targets in _STRONG.values() for target in targets}
 PAPER: Mapping[str, Target] = _targets()
-TARGETS: Mapping[str, Target] = {**PAPER, **CONTROLS}
-# `all` is what docs/reproduction.md shows, `controls` what docs/what-makes-it-work.md does; the runs of `missing` are
-# queued by their value.
+TARGETS: Mapping[str, Target] = {**PAPER, **CONTROLS, **STRONG}
+# `all` is what docs/reproduction.md shows, `strong` and `controls` what docs/what-makes-it-work.md does; the runs of
+# the groups in QUEUES are queued by their value.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "all": tuple(PAPER),
     "missing": MISSING,
     "controls": tuple(CONTROLS),
-    **{name: names for name, names in PARTS.items() if name not in CONTROLS},
+    "strong": tuple(STRONG),
+    **{name: names for name, names in PARTS.items() if name not in TARGETS},
 }
+QUEUES: Mapping[str, Sequence[Stage]] = {"missing": STAGES, **dict.fromkeys(("strong", *_STRONG), strong.STAGES)}
 
 
 def find_targets(names: Sequence[str]) -> list[Target]:

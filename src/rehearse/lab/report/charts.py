@@ -150,6 +150,25 @@ def _over_tasks(
     return Chart(kind, title, x_label, y_label, x, y, x_ticks, _percent_ticks(y), series)
 
 
+def time_chart(rows: Sequence[Row]) -> Chart:
+    """Accuracy on the tasks seen so far over the whole stream, of the rows that were evaluated within tasks."""
+    measured = [(row, {step: summary(values) for step, values in row.over_time.items()}) for row in rows]
+    measured = [(row, points) for row, points in measured if points]
+    everything = [end for _, points in measured for point in points.values() for end in _extent(point)]
+    x = linear_axis(
+        [0.0, *(step for _, points in measured for step in points)], LEFT, RIGHT, least=0.0, most=float("inf")
+    )
+    y = linear_axis(everything, BOTTOM, TOP, least=0.0, most=1.0)
+    series = []
+    for index, (row, points) in enumerate(measured):
+        tips = {step: f"{row.label}, after {step:,} steps" for step in points}
+        marks = [_mark(x.at(at), y, points[at], tips[at], index, column) for column, at in enumerate(points)]
+        series.append(Series(row.label, row.style, marks))
+    x_ticks = [(x.at(tick), significant(tick)) for tick in x.ticks]
+    title = "Accuracy over time"
+    return Chart("time", title, "steps", "accuracy in %", x, y, x_ticks, _percent_ticks(y), series)
+
+
 # ------------------------------------------------------------------------------------------------------------ cost
 
 

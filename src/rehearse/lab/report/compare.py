@@ -11,6 +11,7 @@ from ..methods import precision_of
 from ..paper.outcome import cpu_seconds, values_of
 from ..spec import Spec
 from ..statistics import Summary, paired_difference, summary
+from ..within import TIMED
 
 Result = Mapping[str, Any]
 METRICS = ("accuracy", "forgetting")
@@ -51,7 +52,7 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
         return sum(values) / len(values) if values else None
 
     return {
-        **{metric: _summary(by_seed(results, metric)) for metric in METRICS},
+        **{metric: _summary(by_seed(results, metric)) for metric in (*METRICS, *TIMED)},
         "pooled_accuracy": _summary(by_seed(results, "pooled_accuracy")),
         "seconds": mean("seconds"),
         "cpu_seconds": mean("cpu_seconds"),

@@ -127,6 +127,7 @@ def _chapter(section: Section) -> dict[str, Any]:
 def _charts(rows: Sequence[Row]) -> list[Chart]:
     drawn = [
         charts.seen_chart(rows),
+        charts.time_chart(rows),
         charts.forgetting_chart(rows),
         charts.cost_chart(rows, "cpu_seconds", "Accuracy against time", "CPU seconds a run", "s"),
         charts.cost_chart(

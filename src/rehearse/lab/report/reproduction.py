@@ -27,7 +27,8 @@ END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
 FORECASTS = ("target", "runs", "done", "to run", "CPU hours", "disk", "not available")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
-PER_CENT = ("accuracy", "forgetting", *(f"{kind}_accuracy" for kind in ("learning", "anytime", "pooled", "validation")))
+KINDS = ("learning", "anytime", "pooled", "validation", "anytime_average", "worst_case")
+PER_CENT = ("accuracy", "forgetting", "stability_gap", *(f"{kind}_accuracy" for kind in KINDS))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
 NOT_RUN = ("not available", "stale", "no number")
 OURS = "ours: mean ± half the 95 % t interval over seeds"
@@ -168,7 +169,7 @@ def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
         line.metric,
         number(ours, line.metric),
         tables.number(None if ours is None else _unit(line.metric) * ours.median, digits=digits),
-        _count(line, outcome.seeds),
+        _count(line, min(outcome.seeds, line.entry.seeds or outcome.seeds)),
         printed or UNDEFINED,
         *([_reference(line)] if _has_reference(outcome) else []),
         judgement(line),

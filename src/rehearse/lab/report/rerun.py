@@ -11,7 +11,7 @@ from ..spec import Spec
 
 FIELDS = (
     "capacity", "lr", "criterion", "candidates", "budget", "updates", "batchnorm", "samples_per_task", "tasks",
-    "batch_size", "network", "precision",
+    "batch_size", "network", "precision", "every", "step_cost",
 )  # fmt: skip
 
 

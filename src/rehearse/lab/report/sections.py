@@ -50,6 +50,15 @@ class Row:
         """Seeds × tasks × tasks: accuracy on a task after learning a task, nan where it was not measured."""
         return np.array([run.result["matrices"]["test"] for run in self.runs], dtype=np.float64)
 
+    @cached_property
+    def over_time(self) -> dict[int, list[float]]:
+        """Step -> accuracy on the tasks seen so far, of each run; where all were evaluated within tasks."""
+        found: dict[int, list[float]] = {}
+        for within in (run.result.get("within", []) for run in self.runs):
+            for one in within:
+                found.setdefault(one["step"], []).append(float(np.mean(one["test"][: one["task"] + 1])))
+        return {step: values for step, values in sorted(found.items()) if len(values) == len(self.runs)}
+
 
 @dataclass(frozen=True)
 class Section:
@@ -132,7 +141,8 @@ def _common(runs: Sequence[FinishedRun]) -> Spec:
 
 def _without_repeated_seeds(group: list[FinishedRun]) -> list[list[FinishedRun]]:
     """The group in order of seeds; where one seed was run at two precisions, a row for each precision."""
-    once = {(run.spec.seed, precision_of(run.spec)): run for run in group}  # one may be there under two names
+    # one may be there under two names, or with and without evaluation within tasks
+    once = {(run.spec.seed, precision_of(run.spec)): run for run in sorted(group, key=lambda run: run.spec.every or 0)}
     group = sorted(once.values(), key=lambda run: run.spec.seed)
     if len({run.spec.seed for run in group}) == len(group):
         return [group]

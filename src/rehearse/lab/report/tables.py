@@ -7,6 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..within import TIMED
+
 UNDEFINED = "–"
 COLUMNS = ("method", "accuracy", "median", "forgetting", "pooled", "n", "seconds", "CPU s", "steps/s", "passes")
 DIFFERENCES = ("", "accuracy", "forgetting", "n")
@@ -57,6 +59,13 @@ def comparison_table(comparison: Mapping[str, Any]) -> Table:
         ]
         rows.append([name, *cells, *([", ".join(method["precisions"])] if mixed else [])])
     return table_of(title, [*COLUMNS, *(["precision"] if mixed else [])], rows, caption=MEANINGS)
+
+
+def over_time_table(comparison: Mapping[str, Any]) -> Table | None:
+    """What evaluations within tasks measured, or None where there are none."""
+    rows = [(name, *(percent(method[timed]) for timed in TIMED)) for name, method in comparison["methods"].items()]
+    head = ("method", *(name.replace("_", " ") for name in TIMED))
+    return table_of("over time, in %", head, rows) if any({*row[1:]} != {UNDEFINED} for row in rows) else None
 
 
 def differences_table(comparison: Mapping[str, Any]) -> Table | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil, floor
 from typing import Literal, TypeAlias, cast, get_args
 
 import numpy as np
@@ -52,6 +53,33 @@ class Stream(ABC):
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
+
+
+class PassingStream(Stream):
+    """A stream that goes on while a learner computes: the newest batch comes next, those before it are lost.
+
+    ``step_cost`` batches arrive during one step, so that step k learns batch ⌊k · step_cost⌋. What is known of a task
+    beforehand, and the evaluation sets, stay whole.
+    """
+
+    def __init__(self, stream: Stream, step_cost: float) -> None:
+        for name in Stream.__annotations__:
+            setattr(self, name, getattr(stream, name))
+        self.stream, self.step_cost = stream, step_cost
+        self.length = None if stream.length is None else ceil(stream.length / step_cost)
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        first = floor(start * self.step_cost)
+        for index, batch in enumerate(self.stream.batches(first), first):
+            if index == floor(start * self.step_cost):
+                start += 1
+                yield batch
+
+    def task_data(self, task: int) -> Batch:
+        return self.stream.task_data(task)
+
+    def iid(self, epochs: int = 1) -> Stream:
+        return PassingStream(self.stream.iid(epochs), self.step_cost)
 
 
 def generator(seed: int, purpose: str) -> np.random.Generator:
