@@ -340,7 +340,7 @@ class Memory(Described, ABC):
             "seen": self.seen,
             "x": x,
             "columns": columns,
-            "file": None if file is None or rows.x is None else file.checkpoint(),
+            "file": file.checkpoint() if file is not None and file.is_open else None,
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": self._index.state(),
             "insertion": json.dumps(self._insertion.bit_generator.state),
@@ -350,8 +350,9 @@ class Memory(Described, ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
-        if state["file"] is not None and self._rows.file is not None and self._rows.x is not None:  # else it is closed
-            self._rows.file.confirm(state["file"])
+        file = self._rows.file
+        if state["file"] is not None and file is not None and file.is_open:
+            file.confirm(state["file"])
 
     def close(self) -> None:
         """Close the file, if the samples are in one, for another memory to open; load a checkpoint to go on."""
@@ -361,8 +362,9 @@ class Memory(Described, ABC):
 
     def check_open(self) -> None:
         """Refuse a memory whose file was closed: its samples are out of reach, and it must not start another file."""
-        if self._rows.file is not None and self._rows.x is None and len(self):
-            raise InvalidInput(f"the memory's file {self._rows.file.path} is closed; load a checkpoint to go on")
+        file = self._rows.file
+        if file is not None and not file.is_open and (len(self) or self._rows.x is not None):
+            raise InvalidInput(f"the memory's file {file.path} is closed; load a checkpoint to go on")
 
     def load_state_dict(self, state: dict[str, Any], check_stored: Callable[[Batch], object] | None = None) -> None:
         """Load what `state_dict` returned.
