@@ -108,7 +108,7 @@ def write_whole(path: Path, text: str) -> None:
 def append(path: Path, content: bytes, size: int) -> int:
     """Append bytes to a file of this size; return its new size when all of it is on the disk.
 
-    What is there beyond the size, as a call that failed may have left it, goes. A missing file is made if the size is 0.
+    What is there beyond the size, as a call that failed may have left it, is cut off. A file is made if the size is 0.
     """
     with opened(path, os.O_RDWR | (0 if size else os.O_CREAT)) as descriptor:
         os.ftruncate(descriptor, size)
@@ -128,11 +128,8 @@ def make_folder(path: Path) -> None:
     """Make a directory, and those above it that are missing, on the disk."""
     if not path.is_dir():
         make_folder(path.parent)
-        try:
+        with contextlib.suppress(FileExistsError):  # another process has made it in the meantime
             os.mkdir(path)
-        except FileExistsError:  # by another process in the meantime, or it is a file
-            if not path.is_dir():
-                raise
         sync(path.parent)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .accelerate import kernels
-from .batch import Kind, Tree, checked_inputs, tree_parts
+from .batch import Kind, Tree, checked_inputs, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
 from .twin import Mode, Twin
@@ -41,8 +41,7 @@ class Predictor:
     @torch.no_grad()
     def logits(self, x: Tree) -> Tensor:
         """Return the model's outputs."""
-        found = [self._served(part) for part in tree_parts(checked_inputs(x))]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return evaluated(self._served, x)
 
     def module(self) -> nn.Module:
         """Return a new module in eval mode that does what `logits` does, for `torch.export.export` and the like.
@@ -129,6 +128,23 @@ class Served(nn.Module):
     def forward(self, x: Tree) -> Tensor:
         """Return the logits of inputs."""
         return self.answer(self.network, x)
+
+
+def evaluated(evaluate: Callable[[Tree], Tensor], x: Tree) -> Tensor:
+    """Return the logits of inputs, computed in parts; refuse a single sample with the way to make it a batch."""
+    x = checked_inputs(x)
+    try:
+        found = [evaluate(part) for part in tree_parts(x)]
+    except InvalidInput:
+        try:
+            evaluate(tree_map(lambda leaf: leaf[None], x))
+        except InvalidInput:
+            pass
+        else:
+            what = "x is one sample without the first dimension, which counts samples; pass a batch of one: x[None]"
+            raise InvalidInput(what) from None
+        raise
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def decided(logits: Tensor, kind: Kind | None) -> Tensor:

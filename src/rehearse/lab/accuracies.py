@@ -1,4 +1,4 @@
-"""The accuracy matrices of a run, by the name of their evaluation sets: their metrics, and how a checkpoint holds them."""
+"""The accuracy matrices of a run, by the name of their evaluation set: their metrics, and how checkpoints hold them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ..batch import Batch
 from ..errors import CheckpointError
 from ..learners import Step
 from ..metrics import Array
-from . import accuracies
+from .accuracies import arrays, lists, numbers
 from .environment import environment, peak_memory
 from .limits import check_plain, enough_memory
 from .methods import find_method, preparation_key
@@ -246,8 +246,8 @@ class Run:
             "position": self.position,
             "begun": self.begun,
             "learner": without_inputs(self.learner.state_dict(), self.learner),
-            "matrices": accuracies.lists(self.matrices),
-            "alternatives": {name: accuracies.lists(matrices) for name, matrices in self.alternatives.items()},
+            "matrices": lists(self.matrices),
+            "alternatives": {name: lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
             "within": self.within,
             "cost": [getattr(self, name) for name in COSTS],
@@ -258,10 +258,8 @@ class Run:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
-        matrices = accuracies.arrays(state["matrices"], self.matrices)
-        alternatives = {
-            name: accuracies.arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()
-        }
+        matrices = arrays(state["matrices"], self.matrices)
+        alternatives = {name: arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
         position, begun, extra, places = (state[name] for name in ("position", "begun", "extra", "environments"))
         floats = [*state["cost"], *(value for table in extra for value in table.values())]
         check_plain([position, begun, state["within"], state["cost"], places])
@@ -283,15 +281,15 @@ class Run:
         """Return everything that a table needs, as plain values: fractions, None for undefined."""
         sizes = [len(test) for test in self.stream.evaluation["test"]]
         alternatives = {
-            name: {"metrics": plain(accuracies.numbers(matrices, sizes)), "matrices": plain(accuracies.lists(matrices))}
+            name: {"metrics": plain(numbers(matrices, sizes)), "matrices": plain(lists(matrices))}
             for name, matrices in self.alternatives.items()
         }
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(accuracies.numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
+            "metrics": plain(numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
             "extra": plain(self.extra),
-            "matrices": plain(accuracies.lists(self.matrices)),
+            "matrices": plain(lists(self.matrices)),
             **({"treatments": alternatives} if alternatives else {}),
             **({"within": self.within} if self.within else {}),
             "test_sizes": sizes,

@@ -21,14 +21,14 @@ from ..described import Described, short
 from ..diagnose import Diagnosis, diagnosed_slots
 from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..forms import check, count, optional
+from ..forms import anything, check, count, optional
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import with_ids
 from ..network import Network, VirtualStep
 from ..random import borrowed
-from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
+from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..states import load_network_state, move_network, network_state
 from ..transforms import Augmentation
 from ..undo import Operations, all_or_nothing, assign, restoring, run
@@ -243,10 +243,8 @@ class Learner(Described, ABC):
 
     def logits(self, x: Tree) -> Tensor:
         """Return the model's outputs in eval mode. Changes nothing."""
-        parts = tree_parts(checked_inputs(x))
         with self._read_only():
-            found = [self._evaluate(part) for part in parts]
-        return found[0] if len(found) == 1 else torch.cat(found)
+            return evaluated(self._evaluate, x)
 
     def predictor(self) -> Predictor:
         """Return an immutable copy of everything that prediction uses, with the same answers bit for bit.
@@ -395,14 +393,13 @@ class Learner(Described, ABC):
                 try:
                     self._load(before)
                 except CheckpointError:
-                    if not isinstance(problem, CheckpointError):  # samples in a file are on their way: go all of it
+                    if not isinstance(
+                        problem, CheckpointError
+                    ):  # an interrupted file goes forward where it cannot go back
                         self._load(state)
                 if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
                     raise
-                lacking = f"lacks {problem}; another version of rehearse saved it"
-                other = f"does not fit this {type(self).__name__}: {problem}"
-                what = lacking if isinstance(problem, KeyError) else other
-                raise CheckpointError(f"the state {what}") from problem
+                raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
         parts = dict.fromkeys(("network", "random", "batchnorm", "own"), dict) | {"learner": str}
@@ -410,11 +407,11 @@ class Learner(Described, ABC):
         check(state, {**parts, "progress": PROGRESS, "memory": memory}, f"the state of this {type(self).__name__}")
         load_network_state(self.network, state["network"])
         self.network.random.set(state["random"])
-        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), lambda _: True), "the batch-norm state")
+        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), anything), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
         self.progress = Progress(*state["progress"])
         self._load_own_state(state["own"])
-        if self.memory is not None:  # last: samples in a file may not find their way back
+        if self.memory is not None:  # last: samples in a file may have no way back
             self.memory.load_state_dict(state["memory"], self._check_stored)
 
     def _check_stored(self, samples: Batch) -> None:

@@ -18,7 +18,7 @@ from ..batchnorm import Clean
 from ..checks import check_choice, check_memory, check_positive
 from ..engine import Plain, joined
 from ..errors import InvalidInput
-from ..forms import alike, check, count, each, optional
+from ..forms import alike, anything, check, count, each, optional
 from ..heads import outputs
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
@@ -256,7 +256,7 @@ class ICaRL(Learner):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         label = each(lambda one: count(one) and one < (outputs(self.model) or 2**53))
         form = {"old": optional(alike(self.network.frozen())), "past_labels": label, "labels": label}
-        samples = {"x": lambda _: True, "y": Tensor, "task": Tensor, "columns": dict}
+        samples = {"x": anything, "y": Tensor, "task": Tensor, "columns": dict}
         check(state, {**form, "kept": optional(samples), "most_kept_bytes": count}, "what ICaRL knows of its tasks")
         old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
         batch = None if kept is None else Batch(**kept)

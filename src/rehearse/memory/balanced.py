@@ -11,7 +11,7 @@ import torch
 
 from ..batch import Batch
 from ..errors import InvalidType
-from ..forms import Form, count, each, fits, numbers
+from ..forms import Form, count, each, fits, integers
 from .base import Memory
 from .index import Slots
 
@@ -84,7 +84,7 @@ class ClassBalancedMemory(Memory):
             whole = all(size <= n for size, n in zip(sizes, counts, strict=False))
             return several and shares and whole and len(slots.unique()) == len(slots)
 
-        slots = numbers(torch.int64, 0, min(seen, self.capacity))
+        slots = integers(0, min(seen, self.capacity))
         form = {"classes": each(int), "sizes": each(count), "seen": each(count), "slots": slots}
         return lambda state: fits(state, form) and of_classes(state)
 
