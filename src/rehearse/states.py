@@ -13,6 +13,7 @@ from .errors import CheckpointError
 from .forms import anything, check, count
 from .heads import fit
 from .network import Network
+from .optimizers import copied_optimizer
 from .random import borrowed
 
 
@@ -84,9 +85,7 @@ def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
     check(state, {"state": dict, "param_groups": list}, "the optimizer's state")
     check([{"params": group.get("params")} for group in state["param_groups"]], own, "the optimizer's groups")
     check(state["state"], dict.fromkeys(state["state"], dict), "the optimizer's state")
-    shadow = copy.deepcopy(optimizer)
-    shadow._optimizer_step_pre_hooks.clear()
-    shadow._optimizer_step_post_hooks.clear()
+    shadow = copied_optimizer(optimizer, {})
     shadow.load_state_dict(copy.deepcopy(state))
     for group in shadow.param_groups:
         for parameter in group["params"]:

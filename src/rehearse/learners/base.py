@@ -393,9 +393,7 @@ class Learner(Described, ABC):
                 try:
                     self._load(before)
                 except CheckpointError:
-                    if not isinstance(
-                        problem, CheckpointError
-                    ):  # an interrupted file goes forward where it cannot go back
+                    if not isinstance(problem, CheckpointError):  # no way back to before an interrupt
                         self._load(state)
                 if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
                     raise

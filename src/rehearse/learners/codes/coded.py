@@ -206,9 +206,8 @@ class CodedMemory:
         """Load what `state_dict` returned."""
         counts = {"seed": count, "steps": count, "unprepared_batches": count, "prepared_task": optional(count)}
         shape = optional((str, lambda sizes: type(sizes) is tuple and all(map(count, sizes))))
-        parts = {"begun": optional((count, count, count)), "input": shape}
-        parts |= dict.fromkeys(("autoencoder", "random", "codec"), dict)
-        check(state, dict.fromkeys(state, anything) | counts | parts, "the codes")
+        parts = {"begun": optional((count, count, count)), "autoencoder": dict, "random": dict, "codec": dict}
+        check(state, {**dict.fromkeys(state, anything), **counts, **parts, "input": shape}, "the codes")
         load_network_state(self.network, state["autoencoder"])
         self.network.random.set(state["random"])
         self.codec, self.input = self.codec.loaded(state["codec"]), None
