@@ -367,7 +367,9 @@ def test_an_optimizer_of_ones_own_is_saved_loaded_and_looked_ahead_with(tmp_path
     def made() -> Replay:
         torch.manual_seed(0)
         model, memory = nn.Linear(4, 3), ReservoirMemory(8)
-        return Replay(model, Damped(model.parameters(), lr=0.1), memory, MostInterfered(4, virtual_step="optimizer"))
+        return Replay(
+            model, Damped(model.parameters(), lr=0.1), memory, MostInterfered(4, virtual_step="optimizer"), budget=2
+        )
 
     x, y = torch.randn(6, 4), torch.arange(6) % 3
     one, other = made(), made()
