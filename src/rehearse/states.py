@@ -81,9 +81,6 @@ def _any_extra_state(model_state: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Check that the optimizer can continue from a state: a copy of it takes two steps along gradients of zero."""
-    own = [{"params": group["params"]} for group in optimizer.state_dict()["param_groups"]]
-    check(state, {"state": dict, "param_groups": list}, "the optimizer's state")
-    check([{"params": group.get("params")} for group in state["param_groups"]], own, "the optimizer's groups")
     check(state["state"], dict.fromkeys(state["state"], dict), "the optimizer's state")
     shadow = copied_optimizer(optimizer, {})
     shadow.load_state_dict(copy.deepcopy(state))
