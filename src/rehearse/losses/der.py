@@ -11,7 +11,7 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import at_least_float32
+from .base import at_least_float32, counted, counts_of
 from .convert import as_loss
 
 DRAW: Final = "draw"
@@ -41,7 +41,7 @@ class DarkExperience(Described):
         """Return one value per sample."""
         if not replayed:
             return self.loss(logits, batch, False)
-        distance = _distance(at_least_float32(logits), batch.columns["logits"])
+        distance = counted(_distance(at_least_float32(logits), batch.columns["logits"]), self.loss, batch)
         error = self.loss(logits, batch, True)
         if DRAW not in batch.columns:
             return self.alpha * distance + self.beta * error
@@ -49,6 +49,10 @@ class DarkExperience(Described):
             raise InvalidInput("DER++ has two terms, so at most two draws: Draws(retrieval, 2)")
         # Each draw is half of the batch, and the mean over the batch is taken later.
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
+
+    def counts(self, batch: Batch) -> Tensor | None:
+        """Return what each sample counts for in the mean of ℓ."""
+        return counts_of(self.loss, batch)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return the logits, to be stored."""

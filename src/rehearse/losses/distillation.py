@@ -11,7 +11,7 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import at_least_float32, columns_to_store
+from .base import class_logits, columns_to_store, counted, counts_of, per_sample
 from .convert import as_loss
 
 AVERAGED: Final = "averaged"
@@ -44,10 +44,15 @@ class AveragedDistillation(Described):
         losses = self.loss(logits, batch, replayed)
         if AVERAGED not in batch.columns:
             return losses
-        t = self.temperature
-        own, taught = (F.log_softmax(at_least_float32(s) / t, dim=1) for s in (logits, batch.columns[AVERAGED]))
-        distance = F.kl_div(own, taught, reduction="none", log_target=True).flatten(1).sum(1)
-        return losses + self.weight * t * t * distance
+        t, dim = self.temperature, getattr(self.loss, "dim", None)
+        both = (class_logits(s, batch.y, dim) for s in (logits, batch.columns[AVERAGED]))
+        own, taught = (F.log_softmax(s / t, dim=1) for s in both)
+        distance = per_sample(F.kl_div(own, taught, reduction="none", log_target=True).sum(1), len(batch))
+        return losses + self.weight * t * t * counted(distance, self.loss, batch)
+
+    def counts(self, batch: Batch) -> Tensor | None:
+        """Return what each sample counts for in the mean of ℓ."""
+        return counts_of(self.loss, batch)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return what ℓ wants stored."""
