@@ -137,5 +137,5 @@ class SupervisedContrastive(Described):
         z = F.normalize(at_least_float32(logits).flatten(1), dim=1)
         same = torch.eye(len(z), dtype=torch.bool, device=z.device)
         logs = (z @ z.t() / self.temperature).masked_fill(same, -torch.inf).log_softmax(1)
-        positive = (batch.y[:, None] == batch.y) & ~same
+        positive: Tensor = (batch.y[:, None] == batch.y) & ~same
         return -logs.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)

@@ -78,17 +78,18 @@ def class_targets(logits: Tensor, y: Tree, ignored: int | None = None) -> Tensor
         raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
         raise InvalidInput(f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
-    y, outputs = y.long(), logits.shape[1]
-    low, high = (int(bound) for bound in torch.aminmax(y))
+    labels: Tensor = y.long()
+    outputs = logits.shape[1]
+    low, high = (int(bound) for bound in torch.aminmax(labels))
     if ignored is not None and (low < 0 or high >= outputs):
-        known = y[y != ignored]
+        known = labels[labels != ignored]
         low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
     if low < 0:
         advice = "nn.CrossEntropyLoss() ignores −100" if low == -100 else "classes are numbered from 0 on"
         raise InvalidInput(f"label {low} is negative; {advice}")
     if high >= outputs:
         raise InvalidInput(f"label {high} is outside the model's {outputs} outputs; grow the head, or renumber labels")
-    return y
+    return labels
 
 
 def class_logits(logits: Tree, y: Tree, dim: int | None = None) -> Tensor:

@@ -48,14 +48,13 @@ class _FromModule:
 
     def counts(self, batch: Batch) -> Tensor | None:
         """Return the mean weight of each sample's classes, where an ignored target weighs 0; torch divides by these."""
-        y, weight = batch.y, getattr(self._module, "weight", None)
-        if self._ignored is None or y.is_floating_point():
+        weight, y = getattr(self._module, "weight", None), batch.y.long()
+        if self._ignored is None or batch.y.is_floating_point():
             return None
         ignored = y == self._ignored
         if weight is None and not bool(ignored.any()):
             return None
-        labels = y.long().masked_fill(ignored, 0)
-        counts = torch.ones(y.shape, device=y.device) if weight is None else weight[labels]
+        counts = torch.ones(y.shape, device=y.device) if weight is None else weight[y.masked_fill(ignored, 0)]
         return per_sample(counts.masked_fill(ignored, 0), len(batch))
 
     def __repr__(self) -> str:
