@@ -121,7 +121,8 @@ def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
     """Refuse samples of another shape or dtype than those before."""
     if samples.shape[1:] != held.shape[1:]:
         shapes = tuple(samples.shape[1:]), tuple(held.shape[1:])
-        raise InvalidInput(f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}")
+        what = f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}"
+        raise InvalidInput(f"{what}; for sequences of different length give the learner pad=Padding(...)")
     if samples.dtype != held.dtype:
         raise InvalidInput(f"{where} of this batch are {samples.dtype}, those before were {held.dtype}; convert them")
 
