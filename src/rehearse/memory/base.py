@@ -411,8 +411,8 @@ class Memory(Described, ABC):
         if x is None:
             return
         own = {TASK: torch.empty(used, dtype=torch.int64), ARRIVED: numbers(torch.int64, 0, 2**53)}
-        optional = {name: form for name, form in ((ID, own[TASK]), (WEIGHT, are_weights)) if name in columns}
-        forms = dict.fromkeys(columns, Tensor) | {TARGET: lambda _: True} | own | optional
+        further = {name: form for name, form in ((ID, own[TASK]), (WEIGHT, are_weights)) if name in columns}
+        forms = dict.fromkeys(columns, Tensor) | {TARGET: lambda _: True} | own | further
         check(columns, forms, "the saved memory's columns")
         if used:
             where = torch.from_numpy(slots)
