@@ -60,7 +60,7 @@ def are_weights(values: Any) -> bool:
 
 
 def checked_columns(columns: Mapping[str, Any], samples: int) -> dict[str, Tensor]:
-    """Return columns as the memory stores them; those that are None are left out.
+    """Return columns as the memory stores them.
 
     Raises:
         InvalidInput: If a name is taken, or a column has another number of entries than there are samples.
@@ -69,8 +69,6 @@ def checked_columns(columns: Mapping[str, Any], samples: int) -> dict[str, Tenso
     for name, values in columns.items():
         if name in RESERVED:
             raise InvalidInput(f"the column name {name!r} is taken by the library; choose another name for yours")
-        if values is None:
-            continue
         check = CHECKS.get(name)
         found[name] = column = check(values, samples) if check else as_tensor(values, f"column {name!r}")
         if column.ndim == 0 or len(column) != samples:
