@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .accelerate import kernels
-from .batch import Tree, checked_inputs, tree_concatenate, tree_map, tree_parts
+from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
 from .twin import Mode, Twin
@@ -132,29 +132,40 @@ class Served(nn.Module):
 
 def decided(logits: Tree, kind: Tree | None) -> Tree:
     """Return predictions, head by head: classes, booleans for several labels, or values."""
-    return _by_head(lambda head, dim: head if dim is None else head.argmax(dim) if dim else head > 0, logits, kind)
+
+    def of_head(head: Tensor, kind: Kind | None) -> Tensor:
+        if kind == "values":
+            return head
+        return head > 0 if kind == "labels" else _of_classes(head).argmax(-1 if kind == "tokens" else 1)
+
+    return tree_map(of_head, logits, _of_heads(logits, kind))
 
 
 def probabilities(logits: Tree, kind: Tree | None) -> Tree:
-    """Return the probability of each class or label, head by head; values have none and stay."""
+    """Return the probability of each class or label, head by head; a head of values has none, and stays."""
     if kind == "values":
         raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-    return _by_head(
-        lambda head, dim: head if dim is None else head.softmax(dim) if dim else head.sigmoid(), logits, kind
-    )
+
+    def of_head(head: Tensor, kind: Kind | None) -> Tensor:
+        if kind == "values":
+            return head
+        return head.sigmoid() if kind == "labels" else _of_classes(head).softmax(-1 if kind == "tokens" else 1)
+
+    return tree_map(of_head, logits, _of_heads(logits, kind))
 
 
-def _by_head(function: Callable[[Tensor, int | None], Tensor], logits: Tree, kind: Tree | None) -> Tree:
-    """Apply a function to each head and the dimension of its classes: 0 for several labels, None for values."""
+def _of_heads(logits: Tree, kind: Tree | None) -> Tree:
+    """Return the kind of each head."""
+    return kind if isinstance(kind, tuple | dict) else tree_map(lambda _: kind, logits)
 
-    def of_head(head: Tensor, kind: str | None) -> Tensor:
-        if kind not in ("labels", "values") and head.ndim < 2:
-            lone = "without classes; one sample needs a batch dimension: x[None]"
-            raise InvalidInput(f"the model returned shape {tuple(head.shape)}, {lone}")
-        return function(head, {"labels": 0, "values": None, "tokens": -1}.get(kind or "classes", 1))
 
-    kinds = kind if isinstance(kind, tuple | dict) else tree_map(lambda _: kind, logits)
-    return tree_map(of_head, logits, kinds)
+def _of_classes(logits: Tensor) -> Tensor:
+    if logits.ndim < 2:
+        shape = tuple(logits.shape)
+        raise InvalidInput(
+            f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]"
+        )
+    return logits
 
 
 def _input(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
