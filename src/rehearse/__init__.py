@@ -14,6 +14,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Batch", "ClassBalancedMemory", "CodeReplay", "Finetune", "GenerativeReplay", "HighestLoss", "Learner", "Memory",
-    "Monitor", "MostInterfered", "Padding", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step", "Uniform",
-    "__version__", "load", "save", "strong_replay",
+    "Monitor", "MostInterfered", "Padding", "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "Step",
+    "Uniform", "__version__", "load", "save", "strong_replay",
 ]  # fmt: skip

@@ -105,7 +105,7 @@ def kind_of(y: Tree, logits: Tree | None = None, kind: Tree | None = None) -> Tr
 
     Heads without targets of the same structure are values.
     """
-    if isinstance(logits, tuple | dict) and tree_named(logits).keys() != tree_named(y).keys():
+    if logits is not None and tree_named(logits).keys() != tree_named(y).keys():
         return kind or "values"
     if kind is None:
         kind = tree_map(lambda leaf: "values" if leaf.is_floating_point() else "classes", y)

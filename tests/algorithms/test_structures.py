@@ -285,3 +285,19 @@ def test_targets_of_another_structure_are_refused():
         with pytest.raises(InvalidInput):
             one.observe(x, other)
     assert_same(one.state_dict(), before)
+
+
+def test_one_output_may_have_several_targets():
+    def loss(outputs: Tensor, y: Any) -> Tensor:
+        return y["cost"] * cross_entropy(outputs, y["kind"], reduction="none")
+
+    model = nn.Linear(3, 4)
+    x, y = torch.randn(6, 3), {"kind": torch.arange(6) % 4, "cost": torch.rand(6)}
+    one = Replay(model, torch.optim.SGD(model.parameters(), lr=0.1), ReservoirMemory(8), loss=loss)
+    one.observe(x, y)
+    one.observe(x, y)
+    assert one.predict(x).equal(model(x).detach())
+    loss.kind = "classes"  # type: ignore[attr-defined]
+    told = Replay(model, one.optimizer, ReservoirMemory(8), loss=loss)
+    told.observe(x, y)
+    assert told.predict(x).equal(model(x).argmax(1))

@@ -227,3 +227,17 @@ def test_targets_that_may_be_laid_out_in_two_ways_are_refused():
     told = build(Finetune, model, as_loss(nn.CrossEntropyLoss(), dim=-1))
     told.observe(x, y)
     assert told.predict(x).equal(model(x).argmax(-1))
+
+
+def test_a_loss_of_ones_own_says_what_a_sample_counts_for():
+    class ByLabel:
+        def __call__(self, logits: Tensor, y: Tensor) -> Tensor:
+            return (1 + y) * nn.functional.cross_entropy(logits, y, reduction="none")
+
+        def counts(self, batch: Batch) -> Tensor:
+            return 1 + batch.y
+
+    weighted = nn.CrossEntropyLoss(torch.arange(1.0, 1 + CLASSES))
+    model, x, y = nn.Linear(FEATURES, CLASSES), torch.randn(5, FEATURES), torch.tensor([0, 1, 2, 3, 1])
+    expected = weighted(model(x), y).item()
+    assert build(Finetune, model, ByLabel()).observe(x, y).incoming_loss == pytest.approx(expected)

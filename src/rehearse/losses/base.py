@@ -53,7 +53,7 @@ def weighted_losses(loss: Loss, logits: Tree, batch: Batch, replayed: bool) -> T
     return losses if weights is None else losses * weights.to(losses)
 
 
-def counts_of(loss: Loss, batch: Batch) -> Tensor | None:
+def counts_of(loss: Any, batch: Batch) -> Tensor | None:
     """Return what each sample counts for in the mean, or None if all count alike."""
     counts: Any = getattr(loss, "counts", None)
     return None if counts is None else counts(batch)

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from ..batch import Batch, Kind, tree_map
 from ..described import short
 from ..errors import InvalidInput, InvalidType, RehearseError
-from .base import CrossEntropy, Loss, at_least_float32, check_tensors, class_logits, class_targets, per_sample
+from .base import (
+    CrossEntropy,
+    Loss,
+    at_least_float32,
+    check_tensors,
+    class_logits,
+    class_targets,
+    counts_of,
+    per_sample,
+)
 
 
 class _FromModule:
@@ -84,6 +93,10 @@ class _FromCallable:
             raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
 
+    def counts(self, batch: Batch) -> Tensor | None:
+        """Return what the function says that each sample counts for."""
+        return counts_of(self._function, batch)
+
     def __repr__(self) -> str:
         return short(self._function)
 
@@ -109,13 +122,13 @@ def as_loss(loss: Any, dim: int | None = None) -> Loss:
         )
     if isinstance(loss, type) or not callable(loss):
         raise InvalidType(f"the loss must be callable, this is {loss!r}; use nn.CrossEntropyLoss(), for example")
-    if isinstance(loss, Loss):
-        return loss
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):
-        return _FromCallable(loss, full=False)
+        return loss if isinstance(loss, Loss) else _FromCallable(loss, full=False)
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(loss, Loss) and len(needed) != 2:  # a function (outputs, y) may have a kind too
+        return loss
     return _FromCallable(loss, full=len(needed) == 3)
 
 
