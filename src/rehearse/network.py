@@ -391,15 +391,11 @@ class Network:
 def _logits_of(output: Any, name: str) -> Tree:
     """Return the logits in what a model returned, which is more than one tensor."""
     keyed = isinstance(output, dict) and "logits" in output
-    output = output["logits"] if keyed else getattr(output, "logits", output)
-    output = tuple(output) if isinstance(output, list) else output
-    leaves = tree_leaves(output)
-    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        what = (
-            f"it returned {type(output).__name__}" if leaves == [output] else "it returned other things beside tensors"
-        )
-        raise InvalidType(f"the {name} must return one tensor of logits, or a tuple or dict of them; {what}")
-    return output
+    logits = output["logits"] if keyed else getattr(output, "logits", output)
+    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
+        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
+        raise InvalidType(f"the {name} must return {what}")
+    return logits
 
 
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from .batch import Batch, Tree, tree_leaves, tree_map, tree_named
 from .checks import check_positive
 from .errors import InvalidInput
 
-LENGTH: Final = "length"
+LENGTH: Final = "unpadded_length"
 """The column of how long the batch was that a sample came in."""
 
 
@@ -45,18 +45,18 @@ class Padding:
     def fill(self, batch: Batch) -> Batch:
         """Return a batch padded to the full length, with a column of the length that it had."""
         values = self._values(batch)
-        sequences = [
-            leaf
-            for leaf, value in zip(*map(tree_leaves, ((batch.x, batch.y), values)), strict=True)
-            if value is not None
-        ]
-        lengths = {leaf.shape[1] if leaf.ndim > 1 else 0 for leaf in sequences}
-        if len(lengths) != 1 or not 0 < min(lengths) <= self.length:
-            found = f"the sequences of this batch are {' and '.join(map(str, sorted(lengths)))} long"
+        pairs = zip(tree_leaves((batch.x, batch.y)), tree_leaves(values), strict=True)
+        lengths = sorted({leaf.shape[1] if leaf.ndim > 1 else 0 for leaf, value in pairs if value is not None})
+        if len(lengths) != 1 or not 0 < lengths[0] <= self.length:
+            found = f"the sequences of this batch are {' and '.join(map(str, lengths))} long"
             raise InvalidInput(f"{found}; they must have one length, of at most {self.length} (see Padding)")
-        x, y = tree_map(self._filled, (batch.x, batch.y), values)
-        column = torch.full((len(batch),), lengths.pop())
-        return replace(batch, x=x, y=y, columns={LENGTH: column, **batch.columns})
+
+        def filled(leaf: Tensor, value: float | None) -> Tensor:
+            added = (0, 0) * (leaf.ndim - 2) + (0, self.length - lengths[0])
+            return leaf if value is None else F.pad(leaf, added, value=value)
+
+        x, y = tree_map(filled, (batch.x, batch.y), values)
+        return replace(batch, x=x, y=y, columns={**batch.columns, LENGTH: torch.full((len(batch),), lengths[0])})
 
     def cut(self, batches: list[Batch]) -> list[Batch]:
         """Return batches for one pass, cut to the longest of their sequences."""
@@ -70,19 +70,12 @@ class Padding:
 
     def _values(self, batch: Batch) -> Tree:
         """Return what each leaf of inputs and targets is filled with."""
-
-        def of(tree: Tree, values: Any, name: str) -> Tree:
-            if not isinstance(values, tuple | dict):
-                return tree_map(lambda _: values, tree)
-            if tree_named(values).keys() != tree_named(tree).keys():
+        found = []
+        for tree, values in ((batch.x, self.x), (batch.y, self.y)):
+            whole = values if isinstance(values, tuple | dict) else tree_map(lambda _, value=values: value, tree)
+            if tree_named(whole).keys() != tree_named(tree).keys():
                 raise InvalidInput(
-                    f"Padding({name}=...) has another structure than {name}; give a value or None for each"
+                    "the values of Padding have another structure than the batch; give one or None for each"
                 )
-            return values
-
-        return of(batch.x, self.x, "x"), of(batch.y, self.y, "y")
-
-    def _filled(self, leaf: Tensor, value: float | None) -> Tensor:
-        if value is None or leaf.shape[1] == self.length:
-            return leaf
-        return F.pad(leaf, (0, 0) * (leaf.ndim - 2) + (0, self.length - leaf.shape[1]), value=value)
+            found.append(whole)
+        return tuple(found)

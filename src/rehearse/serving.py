@@ -132,40 +132,30 @@ class Served(nn.Module):
 
 def decided(logits: Tree, kind: Tree | None) -> Tree:
     """Return predictions, head by head: classes, booleans for several labels, or values."""
-
-    def of_head(head: Tensor, kind: Kind | None) -> Tensor:
-        if kind == "values":
-            return head
-        return head > 0 if kind == "labels" else _of_classes(head).argmax(-1 if kind == "tokens" else 1)
-
-    return tree_map(of_head, logits, _of_heads(logits, kind))
+    return _by_head(logits, kind, torch.argmax, lambda head: head > 0)
 
 
 def probabilities(logits: Tree, kind: Tree | None) -> Tree:
     """Return the probability of each class or label, head by head; a head of values has none, and stays."""
     if kind == "values":
         raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
+    return _by_head(logits, kind, torch.softmax, torch.sigmoid)
+
+
+def _by_head(
+    logits: Tree, kind: Tree | None, of_classes: Callable[..., Tensor], of_labels: Callable[..., Tensor]
+) -> Tree:
+    """Apply one function to heads of classes, with their dimension, and another to heads of labels."""
 
     def of_head(head: Tensor, kind: Kind | None) -> Tensor:
-        if kind == "values":
-            return head
-        return head.sigmoid() if kind == "labels" else _of_classes(head).softmax(-1 if kind == "tokens" else 1)
+        if kind in ("labels", "values"):
+            return of_labels(head) if kind == "labels" else head
+        if head.ndim < 2:
+            what = "without classes; one sample needs a batch dimension: x[None]"
+            raise InvalidInput(f"the model returned shape {tuple(head.shape)}, {what}")
+        return of_classes(head, dim=-1 if kind == "tokens" else 1)
 
-    return tree_map(of_head, logits, _of_heads(logits, kind))
-
-
-def _of_heads(logits: Tree, kind: Tree | None) -> Tree:
-    """Return the kind of each head."""
-    return kind if isinstance(kind, tuple | dict) else tree_map(lambda _: kind, logits)
-
-
-def _of_classes(logits: Tensor) -> Tensor:
-    if logits.ndim < 2:
-        shape = tuple(logits.shape)
-        raise InvalidInput(
-            f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]"
-        )
-    return logits
+    return tree_map(of_head, logits, kind if isinstance(kind, tuple | dict) else tree_map(lambda _: kind, logits))
 
 
 def _input(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def test_lengths_may_differ_and_change_no_step(retrieval, memory, tmp_path):
         assert first.incoming_loss == pytest.approx(second.incoming_loss, abs=1e-5)
     for own, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-5, rtol=1e-4)
-    assert sorted(one.memory.all().columns["length"].tolist()) == [3] * 4 + [9] * 4
+    assert sorted(one.memory.all().columns["unpadded_length"].tolist()) == [3] * 4 + [9] * 4
     assert one.predict(sentences(5)[0]).shape == (4, 5)
     assert one.remember([sentences(6)]) == 4
     assert len(one.diagnose(*sentences(6))) == 8

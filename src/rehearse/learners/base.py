@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import (
-    WEIGHT,
     Batch,
     Kind,
     Progress,
@@ -39,11 +38,10 @@ from ..engine import Layers, Passed, Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..forms import check, count, optional
 from ..heads import MOST, Growth, find_head, growth
-from ..losses import AVERAGED, DRAW, CrossEntropy, as_loss, columns_to_store, reads_average
+from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import ID, checked_columns
 from ..network import Network, VirtualStep
-from ..padding import LENGTH
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
 from ..states import load_network_state, move_network, network_state
@@ -53,8 +51,6 @@ from .average import Average
 from .remember import batches
 
 DIAGNOSED_AT_ONCE = 1000
-TAKEN = frozenset({AVERAGED, DRAW, LENGTH})
-"""Columns of the library's own, beside those of the memory."""
 Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 """The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 KINDS = (None, *get_args(Kind))
@@ -258,14 +254,9 @@ class Learner(Described, ABC):
         name, columns = type(self).__name__, {key: values for key, values in columns.items() if values is not None}
         if self.task_aware and task is None:
             raise InvalidInput(f"{name} needs to know the task of each batch: observe(x, y, task=...)")
-        if self.classes_only and columns.keys() - {ID}:
-            extra = "weights" if WEIGHT in columns else f"columns such as {min(columns.keys() - {ID})!r}"
-            raise InvalidInput(f"{name} learns all samples alike and cannot use {extra}; Replay can")
-        if taken := columns.keys() & TAKEN:
-            raise InvalidInput(f"the column name {min(taken)!r} is taken by the library; choose another name for yours")
         batch = checked_batch(x, y, task)
-        if self.classes_only and not isinstance(batch.y, Tensor):
-            raise InvalidInput(f"{name} learns one class per sample; these targets are a {type(batch.y).__name__}")
+        if self.classes_only and (columns.keys() - {ID} or not isinstance(batch.y, Tensor)):
+            raise InvalidInput(f"{name} learns one class per sample, without weights and columns; Replay can use them")
         batch = replace(batch, columns=checked_columns(columns, len(batch))) if columns else batch
         return batch if self.plain.pad is None else self.plain.pad.fill(batch)
 

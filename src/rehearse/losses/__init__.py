@@ -9,11 +9,8 @@ from .ace import AsymmetricCrossEntropy as AsymmetricCrossEntropy
 from .base import CrossEntropy as CrossEntropy
 from .base import Loss as Loss
 from .base import at_least_float32 as at_least_float32
-from .base import class_logits as class_logits
 from .base import class_targets as class_targets
 from .base import columns_to_store as columns_to_store
-from .base import counted as counted
-from .base import counts_of as counts_of
 from .base import mean_loss as mean_loss
 from .base import per_sample as per_sample
 from .base import weighted_losses as weighted_losses

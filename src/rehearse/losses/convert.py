@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,9 +34,8 @@ class _FromModule:
         self._module.reduction = "none"  # type: ignore[assignment]
         self._classes = isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
         labels = isinstance(module, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss)
-        self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
-        if self._classes and dim == -1:
-            self.kind = "tokens"
+        classes: Kind = "tokens" if dim == -1 else "classes"
+        self.kind: Kind | None = classes if self._classes else "labels" if labels else "values"
         self._ignored: Any = getattr(module, "ignore_index", None)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
@@ -74,7 +74,7 @@ class _FromCallable:
     """A user's ``(logits, y)``, or ``(logits, batch, replayed)`` if it is ``full``."""
 
     def __init__(self, function: Callable[..., Tensor], full: bool) -> None:
-        self._function, self._full = function, full
+        self._function, self._full, self.counts = function, full, partial(counts_of, function)
         self.kind: Kind | None = getattr(function, "kind", None)  # None: the targets decide
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
@@ -93,10 +93,6 @@ class _FromCallable:
             raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
 
-    def counts(self, batch: Batch) -> Tensor | None:
-        """Return what the function says that each sample counts for."""
-        return counts_of(self._function, batch)
-
     def __repr__(self) -> str:
         return short(self._function)
 
@@ -112,14 +108,10 @@ def as_loss(loss: Any, dim: int | None = None) -> Loss:
     """
     if dim not in (None, 1, -1):
         raise InvalidInput(f"dim is {dim!r}; the classes are in dimension 1 or −1")
-    if loss is None:
-        return CrossEntropy(dim)
-    if isinstance(loss, nn.modules.loss._Loss):
-        return _FromModule(loss, dim)
+    if loss is None or isinstance(loss, nn.modules.loss._Loss):
+        return CrossEntropy(dim) if loss is None else _FromModule(loss, dim)
     if dim is not None:
-        raise InvalidInput(
-            "dim is for losses of torch; give a loss of your own an attribute kind: 'tokens' or 'classes'"
-        )
+        raise InvalidInput("dim is for losses of torch; give your own an attribute kind: 'tokens' or 'classes'")
     if isinstance(loss, type) or not callable(loss):
         raise InvalidType(f"the loss must be callable, this is {loss!r}; use nn.CrossEntropyLoss(), for example")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -36,6 +37,7 @@ class DarkExperience(Described):
         check_not_negative(alpha=alpha, beta=beta)
         self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
+        self.counts = partial(counts_of, self.loss)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
@@ -49,10 +51,6 @@ class DarkExperience(Described):
             raise InvalidInput("DER++ has two terms, so at most two draws: Draws(retrieval, 2)")
         # Each draw is half of the batch, and the mean over the batch is taken later.
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
-
-    def counts(self, batch: Batch) -> Tensor | None:
-        """Return what each sample counts for in the mean of ℓ."""
-        return counts_of(self.loss, batch)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return the logits, to be stored."""

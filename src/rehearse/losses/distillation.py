@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch.nn.functional as F
@@ -38,6 +39,7 @@ class AveragedDistillation(Described):
             raise InvalidInput("temperature is 0; it must be positive")
         self.weight, self.temperature, self.loss = weight, temperature, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
+        self.counts = partial(counts_of, self.loss)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
@@ -49,10 +51,6 @@ class AveragedDistillation(Described):
         own, taught = (F.log_softmax(s / t, dim=1) for s in both)
         distance = per_sample(F.kl_div(own, taught, reduction="none", log_target=True).sum(1), len(batch))
         return losses + self.weight * t * t * counted(distance, self.loss, batch)
-
-    def counts(self, batch: Batch) -> Tensor | None:
-        """Return what each sample counts for in the mean of ℓ."""
-        return counts_of(self.loss, batch)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return what ℓ wants stored."""

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import DTYPES, WEIGHT, Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..batch import DTYPES, Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
 from ..forms import Form, check, count, numbers, optional
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
-from .ids import ID, OPTIONAL, are_weights, checked_columns, matching, named_ids, slot_numbers
+from .ids import OPTIONAL, checked_columns, matching, named_ids, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
 from .rows import Rows
@@ -411,7 +411,7 @@ class Memory(Described, ABC):
         if x is None:
             return
         own = {TASK: torch.empty(used, dtype=torch.int64), ARRIVED: numbers(torch.int64, 0, 2**53)}
-        further = {name: form for name, form in ((ID, own[TASK]), (WEIGHT, are_weights)) if name in columns}
+        further = {name: OPTIONAL[name](used) for name in OPTIONAL.keys() & columns.keys()}
         forms = dict.fromkeys(columns, Tensor) | {TARGET: lambda _: True} | own | further
         check(columns, forms, "the saved memory's columns")
         if used:

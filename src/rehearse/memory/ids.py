@@ -17,7 +17,7 @@ from .index import Slots
 
 ID: Final = "id"  # the name of the column
 NO_ID: Final = -(2**63)
-RESERVED: Final = frozenset({"x", "y", "task", "slots", "arrived"})
+RESERVED: Final = frozenset({"x", "y", "task", "slots", "arrived", "averaged", "draw"})
 
 
 def as_ids(values: Any) -> Tensor:
@@ -46,17 +46,11 @@ def one_id_per_sample(values: Any, samples: int) -> Tensor:
 def one_weight_per_sample(values: Any, samples: int) -> Tensor:
     """Return sample weights as the memory stores them, or refuse them."""
     weights = as_tensor(values, "weight").float()
-    if weights.shape != (samples,) or not are_weights(weights):
+    if weights.shape != (samples,) or not bool(((weights >= 0) & weights.isfinite()).all()):
         raise InvalidInput(
             f"weights are finite numbers from 0 on, one for each of {samples} samples; not {values!r:.80}"
         )
     return weights
-
-
-def are_weights(values: Any) -> bool:
-    """Return whether values may be sample weights."""
-    right = isinstance(values, Tensor) and values.dtype == torch.float32 and values.ndim == 1
-    return right and bool(((values >= 0) & values.isfinite()).all())
 
 
 def checked_columns(columns: Mapping[str, Any], samples: int) -> dict[str, Tensor]:
