@@ -123,24 +123,28 @@ class Network:
             return self.prepare(x)
         return self.prepare(tree_map(lambda leaf: leaf if leaf.device == device else leaf.to(device), x))
 
-    def logits(self, x: Tree, tensors: Tensors | None = None) -> Tensor:
+    def logits(self, x: Tree, tensors: Tensors | None = None) -> Tree:
         """Return the logits of inputs that are not prepared yet."""
-        return at_least_float32(self(self.ready(x), tensors))
+        return tree_map(at_least_float32, self(self.ready(x), tensors))
 
-    def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tree:
         """Return the logits of prepared inputs: what ``ask("forward", ...)`` returns, checked.
+
+        Of an output with an attribute or a key ``logits`` (that of a Hugging Face model) these are taken. A model with
+        several heads returns a tuple or dict of tensors.
 
         Raises:
             InvalidInput: If the model cannot take these inputs, or returns another number of entries than of samples.
-            InvalidType: If it returns anything but a tensor.
+            InvalidType: If it returns anything but tensors.
         """
         logits = self.ask("forward", x, tensors, dtype)
         if not isinstance(logits, Tensor):
-            raise InvalidType(f"the {self.name} must return one tensor of logits; it returned {type(logits).__name__}")
-        if logits.shape[:1] != tree_leaves(x)[0].shape[:1]:
-            shape, samples = tuple(logits.shape), len(tree_leaves(x)[0])
-            what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
-            raise InvalidInput(f"the {self.name} returned an output of {what}")
+            logits = _logits_of(logits, self.name)
+        for leaf in tree_leaves(logits):
+            if leaf.shape[:1] != tree_leaves(x)[0].shape[:1]:
+                shape, samples = tuple(leaf.shape), len(tree_leaves(x)[0])
+                what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
+                raise InvalidInput(f"the {self.name} returned an output of {what}")
         return logits
 
     def ask(self, method: str, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Any:
@@ -382,6 +386,16 @@ class Network:
             run(map(dict.update, groups, settings))
 
         self._saved.append(restore)
+
+
+def _logits_of(output: Any, name: str) -> Tree:
+    """Return the logits in what a model returned, which is more than one tensor."""
+    keyed = isinstance(output, dict) and "logits" in output
+    logits = output["logits"] if keyed else getattr(output, "logits", output)
+    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
+        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
+        raise InvalidType(f"the {name} must return {what}")
+    return logits
 
 
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:

@@ -95,7 +95,7 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
         """Return the probability of each of ``classes_``, one row per sample, in float64."""
         check_is_fitted(self, "learner_")
         X = self._samples(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
-        logits = self.learner_.logits(torch.from_numpy(X)).cpu().double()
+        logits: torch.Tensor = self.learner_.logits(torch.from_numpy(X)).cpu().double()
         return logits[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:

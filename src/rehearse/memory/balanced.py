@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..batch import Batch
 from ..errors import InvalidType
@@ -42,8 +43,8 @@ class ClassBalancedMemory(Memory):
 
     def _check_policy(self, batch: Batch) -> None:
         y = batch.y
-        if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
-            found = f"{y.dtype} of shape {tuple(y.shape)}"
+        if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            found = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
             raise InvalidType(f"a class-balanced memory needs one integer label per sample; these targets are {found}")
 
     def _place(self, batch: Batch) -> Slots:

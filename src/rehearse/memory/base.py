@@ -13,21 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import DTYPES, Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..batch import DTYPES, Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
 from ..forms import Form, check, count, numbers, optional
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
-from .ids import ID, matching, named_ids, no_ids, one_id_per_sample, slot_numbers
+from .ids import OPTIONAL, checked_columns, matching, named_ids, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
 from .rows import Rows
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
-RESERVED = frozenset({"x", "y", "task", "slots", "arrived"})
 
 
 class Memory(Described, ABC):
@@ -106,15 +105,11 @@ class Memory(Described, ABC):
         self._check_policy(batch)
         n = len(batch)
         stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
-        for name, values in {**batch.columns, **columns}.items():
-            if name in RESERVED:
-                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
-            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
-            if column.ndim == 0 or len(column) != n:
-                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
-            stored[name] = column
-        if ID in self._rows.columns and ID not in stored:
-            stored[ID] = no_ids(n)
+        if twice := batch.columns.keys() & columns.keys():
+            raise InvalidInput(f"the loss stores a column {min(twice)!r} itself; choose another name for yours")
+        stored |= checked_columns({**batch.columns, **columns}, n)
+        lacking = (OPTIONAL.keys() & self._rows.columns.keys()) - stored.keys()
+        stored |= {name: OPTIONAL[name](n) for name in lacking}
         self._rows.check(batch.x, stored)
         return stored
 
@@ -310,10 +305,11 @@ class Memory(Described, ABC):
         if not len(self):
             return {**held, "classes": {}, "tasks": {}}
         slots, columns = torch.from_numpy(self._index.occupied()), self._rows.columns
-        y, ages = columns[TARGET][slots], (self.seen - 1 - columns[ARRIVED][slots]).double()
+        y, ages = columns[TARGET], (self.seen - 1 - columns[ARRIVED][slots]).double()
+        labeled = isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point()
         return {
             **held,
-            "classes": _tally(y) if y.ndim == 1 and not y.is_floating_point() else {},
+            "classes": _tally(y[slots]) if labeled else {},
             "tasks": _tally(columns[TASK][slots]),
             "age": {"least": ages.min().item(), "median": ages.median().item(), "most": ages.max().item()},
         }
@@ -415,8 +411,9 @@ class Memory(Described, ABC):
         if x is None:
             return
         own = {TASK: torch.empty(used, dtype=torch.int64), ARRIVED: numbers(torch.int64, 0, 2**53)}
-        ids = {ID: own[TASK]} if ID in columns else {}
-        check(columns, dict.fromkeys({*columns, TARGET}, Tensor) | own | ids, "the saved memory's columns")
+        further = {name: OPTIONAL[name](used) for name in OPTIONAL.keys() & columns.keys()}
+        forms = dict.fromkeys(columns, Tensor) | {TARGET: lambda _: True} | own | further
+        check(columns, forms, "the saved memory's columns")
         if used:
             where = torch.from_numpy(slots)
             x, columns = tree_map(lambda leaf: pick(leaf, where), (x, columns))
