@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..batch import Batch
 from ..checks import check_positive
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
@@ -31,6 +32,7 @@ Array = np.ndarray[Any, Any]
 class Epochs(Settings):
     """What both have in common."""
 
+    updates: int = 3
     epochs: int = 10
     random_state: Any = None
 
@@ -60,15 +62,16 @@ class Epochs(Settings):
         self.learner_: Replay = build_learner(self, X.shape[1:], outputs, seed, loss=loss, floats=floats)
 
     def _fit(self, X: Array, y: Array, weight: Array | None) -> None:
-        """Pass over the samples, each time in another order. The last pass stores some; before it nothing is replayed."""
+        """Pass over the samples without replay, each time in another order; then store some of them."""
         check_positive(epochs=self.epochs)
         learner = self.learner_
-        first = Finetune(learner.model, learner.optimizer, loss=learner.loss, prepare=learner.network.prepare)
-        first.network.random = learner.network.random
-        for left in reversed(range(self.epochs)):
+        shuffled = Finetune(learner.model, learner.optimizer, loss=learner.loss, prepare=learner.network.prepare)
+        shuffled.network.random = learner.network.random
+        for _ in range(self.epochs):
             order = self._order.permutation(len(X))
-            shuffled = None if weight is None else weight[order]
-            self._learn(first if left else learner, X[order], y[order], shuffled)
+            self._learn(shuffled, X[order], y[order], None if weight is None else weight[order])
+        columns = {} if weight is None else {"weight": torch.from_numpy(weight)}
+        learner.remember([Batch(torch.from_numpy(X), torch.from_numpy(y), columns=columns)])
 
     def _learn(self, learner: Learner, X: Array, y: Array, weight: Array | None) -> None:
         samples, targets = torch.from_numpy(X), torch.from_numpy(y)
@@ -93,9 +96,10 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
     """A neural network that keeps learning, with a memory of earlier samples.
 
     `partial_fit` takes the samples in their order, ``batch_size`` at a time, each once, and replays stored ones beside
-    them; `fit` always resets the model and passes over the shuffled samples ``epochs`` times. Labels may be strings or
-    integers, and new ones may appear at any later call: the last layer grows and nothing learned is lost. With an
-    indicator matrix as ``y`` any number of labels is right for a sample; their number stays.
+    them; `fit` always resets the model, passes over the shuffled samples ``epochs`` times, which needs no replay, and
+    then stores some of them. Labels may be strings or integers, and new ones may appear at any later call: the last
+    layer grows and nothing learned is lost. With an indicator matrix as ``y`` any number of labels is right for a
+    sample; their number stays.
 
     Inputs are stored as they come, as float32, except for bytes (uint8), which are stored as bytes and divided by 255,
     and for integers if the network is your own (token ids). Samples may have any shape that your network takes. They
@@ -112,7 +116,7 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         retrieval: "most-interfered" replays the stored samples that the coming update would harm most, "uniform" any.
         candidates: Stored samples that are scored for each batch; None scores all of them.
         budget: Stored samples that are replayed with each batch.
-        updates: Steps per batch, with other stored samples each time.
+        updates: Steps per batch of `partial_fit`, with other stored samples each time.
         optimizer: "adam" or "sgd".
         learning_rate: Of the optimizer.
         batch_size: Samples in a step.
