@@ -72,7 +72,9 @@ def run(retrieval: str, seed: int, noise: float, batches: int | None) -> Found:
         if number == batches:
             break
         flipped = torch.rand(len(batch), generator=generator) < noise
-        y = torch.where(flipped, (batch.y + torch.randint(1, CLASSES, batch.y.shape, generator=generator)) % CLASSES, batch.y)
+        y = torch.where(
+            flipped, (batch.y + torch.randint(1, CLASSES, batch.y.shape, generator=generator)) % CLASSES, batch.y
+        )
         step = learner.observe(batch.x, y, batch.task, id=flipped.long())  # the id says whether the label is wrong
         if step.replayed is not None:
             count += len(step.replayed)
@@ -103,11 +105,15 @@ def main() -> None:
         clean, noisy, uniform = runs[name, 0.0], runs[name, given.noise], runs["uniform", given.noise]
         gap = paired_difference(*(dict(enumerate(run.accuracy for run in side)) for side in (noisy, uniform)))
         half = "" if gap.interval is None else f" ± {(gap.interval[1] - gap.interval[0]) / 2:.1f}"
-        cells = [statistics.mean(one.accuracy for one in runs) for runs in (clean, noisy)]
+        means = [statistics.mean(one.accuracy for one in runs) for runs in (clean, noisy)]
         shares = [statistics.mean(getattr(one, what) for one in noisy) for what in ("stored", "replayed")]
-        print(
-            f"| {name} | {cells[0]:.1f} | {cells[1]:.1f} | {gap.mean:+.1f}{half} | {shares[0]:.0f} % | {shares[1]:.0f} % |"
-        )
+        cells = [
+            f"{means[0]:.1f}",
+            f"{means[1]:.1f}",
+            f"{gap.mean:+.1f}{half}",
+            *(f"{share:.0f} %" for share in shares),
+        ]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

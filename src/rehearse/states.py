@@ -41,7 +41,9 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
     observed = {} if network.observer is None else {"prepare": dict}
     check(
         state,
-        dict.fromkeys(("model", "buffers", "optimizer"), dict) | {"optimizer_kind": str, "samples_passed": count} | observed,
+        dict.fromkeys(("model", "buffers", "optimizer"), dict)
+        | {"optimizer_kind": str, "samples_passed": count}
+        | observed,
         f"the {network.name}'s state",
     )
     fit(network.model, network.optimizer, state["model"], network.least_outputs)

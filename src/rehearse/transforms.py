@@ -3,10 +3,10 @@
 Samples are stored as they came. Whenever inputs are used they pass `augment` (in training alone), then `prepare`, then
 the model. So statistics that move with the stream apply to all samples alike, stored ones included.
 
-An augmentation is called ``(x, generator)`` with stored inputs, before `prepare`, and returns inputs of the same shape and
-dtype. It draws from the generator, which belongs to the learner: it is saved, and undone with a step that fails. A
-function of your own may also draw from torch's global state (``augment=lambda x, _: my_transform(x)``): in training
-that is the learner's own, too.
+An augmentation is called ``(x, generator)`` with stored inputs and returns inputs of the same shape and dtype. It draws
+from the generator, which belongs to the learner: it is saved, and undone with a step that fails. A function of your own
+may also draw from torch's global state (``augment=lambda x, _: my_transform(x)``): in training that is the learner's
+own, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .batch import Batch, Tree, tree_map
 from .checks import check_fractions, check_positive
 from .described import Described, short
 from .errors import CheckpointError, InvalidInput, InvalidType
+from .forms import check, count
 from .random import torch_generator
 from .undo import Restore
 
@@ -229,7 +230,7 @@ class RunningScaler(Described):
     def __call__(self, x: Tree) -> Tensor:
         """Return standardized inputs."""
         x = self._checked(x)
-        values = x if x.dtype == torch.float64 else x.float()
+        values: Tensor = x if x.dtype == torch.float64 else x.float()
         if self.count:
             values = (values - self.mean.to(values)) / self.std.to(values)
         return values.to(self.dtype)
@@ -244,15 +245,20 @@ class RunningScaler(Described):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        count, mean, squares = (state[name] for name in ("count", "mean", "squares"))
-        fits = isinstance(count, int) and isinstance(mean, Tensor) and isinstance(squares, Tensor)
-        if not fits or count < 0 or mean.shape != squares.shape or not bool(((squares >= 0) & mean.isfinite()).all()):
-            raise CheckpointError("the scaler's statistics in this state are damaged")
-        self._set(count, mean, squares)
+        check(state, {"count": count, "mean": _statistic, "squares": _statistic}, "the scaler's state")
+        if state["mean"].shape != state["squares"].shape or bool((state["squares"] < 0).any()):
+            raise CheckpointError("the scaler's mean and squares in this state do not belong together")
+        self._set(**state)
 
     def _checked(self, x: Tree) -> Tensor:
         if not isinstance(x, Tensor):
             raise InvalidInput("RunningScaler takes one tensor; for a tuple or a dict write a prepare of your own")
         if self.count and x.shape[1:] != self.mean.shape:
-            raise InvalidInput(f"the inputs have shape {tuple(x.shape[1:])} per sample, before {tuple(self.mean.shape)}")
+            raise InvalidInput(
+                f"the inputs have shape {tuple(x.shape[1:])} per sample, before {tuple(self.mean.shape)}"
+            )
         return x
+
+
+def _statistic(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64 and bool(value.isfinite().all())

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -65,10 +65,6 @@ class ScaledSquaredError:
         """Return one value per sample."""
         return (outputs - self.scaler(batch.y).to(outputs)).square().mean(1)
 
-    def values(self, outputs: Tensor) -> Tensor:
-        """Return predictions in the units of the targets."""
-        return outputs.cpu().double() * self.scaler.std + self.scaler.mean if self.scaler.count else outputs.cpu().double()
-
 
 def build_learner(
     of: Settings,
@@ -99,6 +95,9 @@ def build_learner(
         # Adam's step is nothing like gradient descent with its learning rate: look ahead to the one that is taken.
         retrieval = MostInterfered(of.candidates, virtual_step="sgd" if of.optimizer == "sgd" else "optimizer")
     model = _build_network(of, input_shape, classes, seed)
+    if of.network is None and isinstance(loss, ScaledSquaredError):
+        model.double()  # values have more digits than float32, and must not depend on what is predicted beside them
+    dtype = next(model.parameters()).dtype
     learner = Replay(
         model,
         OPTIMIZERS[of.optimizer](model.parameters(), lr=float(rate)),
@@ -108,7 +107,7 @@ def build_learner(
         updates=of.updates,
         loss=loss,
         batchnorm=batchnorm,
-        prepare=RunningScaler() if of.scale and floats else None,
+        prepare=RunningScaler(dtype) if of.scale and floats else None,
         seed=seed,
     )
     if outputs(model) < classes:
@@ -124,6 +123,13 @@ def learn(learner: Learner, x: Tensor, y: Tensor, weight: Tensor | None = None, 
             scaler.observe(y)
         learner.observe(x, y, **({} if weight is None else {"weight": weight}))
         commit(())
+
+
+def predicted_values(learner: Learner, outputs: Tensor) -> Tensor:
+    """Return outputs in the units of the targets, in float64."""
+    assert isinstance(learner.loss, ScaledSquaredError)
+    scaler, values = learner.loss.scaler, outputs.cpu().double()
+    return values * scaler.std + scaler.mean if scaler.count else values
 
 
 def check_choices(of: Settings) -> None:

@@ -18,7 +18,7 @@ from ..heads import linear_layers, outputs
 from ..learners import Replay
 from ..random import seed_sequence
 from ..transforms import RunningScaler
-from .building import ScaledSquaredError, Settings, build_learner, check_choices, learn
+from .building import ScaledSquaredError, Settings, build_learner, check_choices, learn, predicted_values
 
 try:
     import pandas as pd
@@ -51,6 +51,11 @@ class Queue(Settings):
     def _loss(self) -> Any:
         return ScaledSquaredError()
 
+    def _target(self, y: Any, w: float) -> tuple[Any, float]:
+        if not is_number(y) or not abs(y) <= LARGEST:
+            raise InvalidInput(f"the target is {y!r}; it must be a finite number")
+        return float(y), checked_weight(w)
+
     def _targets(self, targets: Sequence[Any]) -> Tensor:
         return torch.tensor(targets)[:, None]
 
@@ -77,8 +82,8 @@ class Queue(Settings):
             for name in sorted(new, key=lambda name: f"{type(name).__name__} {name!r}"):
                 self._features[name] = len(self._features)
             learner = self._learner()
-            weight = None if set(weights) == {1.0} else torch.tensor(weights)
-            learn(learner, self._matrix(rows, learner), self._targets(targets), weight, scale=self.scale)
+            given = None if set(weights) == {1.0} else torch.tensor(weights)
+            learn(learner, self._matrix(rows, learner), self._targets(targets), given, scale=self.scale)
 
     def _learner(self) -> Replay:
         """Return the learner, with room for every feature and label that is known."""
@@ -100,11 +105,10 @@ class Queue(Settings):
         for number, row in enumerate(rows):
             for name in row.keys() & self._features.keys():
                 matrix[number, self._features[name]] = row[name]
-        missing = np.isnan(matrix)
+        missing, scaler = np.isnan(matrix), learner.network.observer
         if missing.any():
-            scaler = learner.network.observer
-            known = isinstance(scaler, RunningScaler) and scaler.count
-            matrix[missing] = np.broadcast_to(scaler.mean, matrix.shape)[missing] if known else 0
+            means = scaler.mean if isinstance(scaler, RunningScaler) and scaler.count else torch.zeros(1)
+            matrix[missing] = np.broadcast_to(means, matrix.shape)[missing]
         return torch.from_numpy(matrix)
 
     def _logits(self, rows: list[dict[Hashable, float]]) -> Tensor | None:
@@ -250,16 +254,12 @@ class RehearsalRegressor(Queue, base.MiniBatchRegressor):  # type: ignore[misc]
         """Return the value of each row."""
         return pd.Series(self._values(_rows(X)), index=X.index, dtype=float)
 
-    def _target(self, y: Any, w: float) -> tuple[Any, float]:
-        if not is_number(y) or not abs(y) <= LARGEST:
-            raise InvalidInput(f"the target is {y!r}; it must be a finite number")
-        return float(y), checked_weight(w)
-
     def _values(self, rows: list[dict[Hashable, float]]) -> list[float]:
         found = self._logits(rows)
         if found is None or self.learner is None:
             return [0.0] * len(rows)
-        return self.learner.loss.values(found)[:, 0].tolist()
+        values: list[float] = predicted_values(self.learner, found)[:, 0].tolist()
+        return values
 
 
 def numbers(x: Features) -> dict[Hashable, float]:

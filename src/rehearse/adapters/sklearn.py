@@ -14,7 +14,7 @@ from ..checks import check_positive
 from ..errors import InvalidInput, MissingExtra
 from ..heads import outputs
 from ..learners import Finetune, Learner, Replay
-from .building import ScaledSquaredError, Settings, build_learner, learn
+from .building import ScaledSquaredError, Settings, build_learner, learn, predicted_values
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -120,8 +120,8 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         optimizer: "adam" or "sgd".
         learning_rate: Of the optimizer.
         batch_size: Samples in a step.
-        scale: Whether real inputs are standardized by their mean and variance so far, whenever they are used. A scaler in
-            front whose statistics move would leave stored samples with those of the past.
+        scale: Whether real inputs are standardized by their mean and variance so far, whenever they are used. A scaler
+            in front whose statistics move would leave stored samples with those of the past.
         epochs: Passes over the data in `fit`; `partial_fit` passes once.
         random_state: Decides initial weights, which samples are stored, and the order in `fit`.
         class_weight: A dict with weights of labels in the loss (1 where it has none), or "balanced" in `fit`.
@@ -154,7 +154,9 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         """
         first = "learner_" not in vars(self)
         if isinstance(self.class_weight, str):
-            raise InvalidInput(f"class_weight is {self.class_weight!r}, which needs all labels: give partial_fit a dict")
+            raise InvalidInput(
+                f"class_weight is {self.class_weight!r}, which needs all labels: give partial_fit a dict"
+            )
         X, y, weight = self._checked(X, y, sample_weight, first=first)
         if y.ndim == 1:
             labels = np.unique(y if classes is None else classes)
@@ -246,12 +248,11 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
     def predict(self, X: Any) -> Array:
         """Return the values of each sample, in the units of the targets."""
         found = self._logits(X)  # first: it refuses a regressor that has not been fitted
-        return self.learner_.loss.values(found).numpy().reshape(-1, *self._shape)
+        values: Array = predicted_values(self.learner_, found).numpy()
+        return values.reshape(-1, *self._shape)
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Array, Array, Array | None]:
-        X, y = validate_data(
-            self, X, y, reset=first, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True
-        )
+        X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True)
         samples, targets = self._samples(X, first=first), y.astype(np.float32).reshape(len(y), -1)
         weight = self._weights(X, sample_weight)
         if first:

@@ -73,7 +73,7 @@ class ClassBalancedMemory(Memory):
     def _adopt_policy(self, other: Memory) -> None:
         known = other._seen_of if isinstance(other, ClassBalancedMemory) else {}
         share = other.seen / max(len(other), 1)  # of a class that it holds as many of as it has seen
-        self._seen_of = {label: known.get(label, round(n * share)) for label, n in self._seen_of.items()}
+        self._seen_of = {label: known.get(label, int(n * share)) for label, n in self._seen_of.items()}
 
     def _policy_state(self) -> dict[str, Any]:
         return {
@@ -86,7 +86,7 @@ class ClassBalancedMemory(Memory):
     def _policy_form(self, seen: int) -> Form:
         def of_classes(state: dict[str, Any]) -> bool:
             classes, sizes, counts, slots = (state[name] for name in ("classes", "sizes", "seen", "slots"))
-            shares = sum(sizes) == len(slots) == min(seen, self.capacity) and sum(counts) == seen
+            shares = sum(sizes) == len(slots) <= min(seen, self.capacity) and sum(counts) <= seen  # adopted: fewer
             several = len(classes) == len(set(classes)) == len(sizes) == len(counts)
             whole = all(size <= n for size, n in zip(sizes, counts, strict=False))
             return several and shares and whole and len(slots.unique()) == len(slots)
