@@ -1,7 +1,7 @@
 """All labels change their meaning halfway through a stream in river: stored samples now teach what is wrong.
 
-Three ways out, in the order of how much each keeps: a detector of drift upon which the stored samples are forgotten and
-the model adapts; river's DriftRetrainingClassifier, which begins with a new model; and a short ring, without a detector.
+Three ways out: a detector of drift upon which the stored samples are forgotten and the model adapts; river's
+DriftRetrainingClassifier, which begins with a new model; and a short ring, without a detector.
 Needs the extra: rehearse-torch[river]
 """
 
