@@ -115,7 +115,8 @@ class Queue(Settings):
         """Return the model's outputs in float64, or None while there is no model."""
         if self.learner is None or not rows:
             return None
-        return self.learner.logits(self._matrix(rows, self.learner)).cpu().double()
+        logits: Tensor = self.learner.logits(self._matrix(rows, self.learner)).cpu().double()
+        return logits
 
 
 @dataclass(eq=False, repr=False)

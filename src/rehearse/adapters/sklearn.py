@@ -88,7 +88,8 @@ class Epochs(Settings):
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self, "learner_")
         X = self._samples(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
-        return self.learner_.logits(torch.from_numpy(X)).cpu().double()
+        logits: Tensor = self.learner_.logits(torch.from_numpy(X)).cpu().double()
+        return logits
 
 
 @dataclass(eq=False, repr=False)
