@@ -102,10 +102,6 @@ class Memory(Described, ABC):
         """A memory is true, also an empty one: ``memory or default`` is the memory."""
         return True
 
-    def __repr__(self) -> str:
-        """Name what is stored."""
-        return f"{type(self).__name__}({len(self):,} of {self.capacity:,} samples, {self.seen:,} seen)"
-
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
         """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs besides it.
 
