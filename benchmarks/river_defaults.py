@@ -4,7 +4,7 @@
     python benchmarks/river_defaults.py compare    # the defaults on data that had no part in the choice
     python benchmarks/river_defaults.py ordered    # ImageSegments class by class, with a scaler inside or in front
 
-The first two print progressive accuracy (test, then train), and microseconds of CPU time per sample, predictions included;
+The first two print progressive accuracy (test, then train), and microseconds of CPU time per sample with predictions;
 the last one prints the accuracy on the 30 % of the samples that were held out.
 """
 
