@@ -61,29 +61,23 @@ class Epochs(Settings):
         floats = X.dtype == np.float32
         self.learner_: Replay = build_learner(self, X.shape[1:], outputs, seed, loss=loss, floats=floats)
 
-    def _fit(self, X: Array, y: Array, weight: Array | None) -> None:
+    def _fit(self, data: Batch) -> None:
         """Pass over the samples without replay, each time in another order; then store some of them."""
         check_positive(epochs=self.epochs)
         learner = self.learner_
         shuffled = Finetune(learner.model, learner.optimizer, loss=learner.loss, prepare=learner.network.prepare)
         shuffled.network.random = learner.network.random
         for _ in range(self.epochs):
-            order = self._order.permutation(len(X))
-            self._learn(shuffled, X[order], y[order], None if weight is None else weight[order])
-        columns = {} if weight is None else {"weight": torch.from_numpy(weight)}
-        learner.remember([Batch(torch.from_numpy(X), torch.from_numpy(y), columns=columns)])
+            self._learn(shuffled, data.take(torch.from_numpy(self._order.permutation(len(data)))))
+        learner.remember([data])
 
-    def _learn(self, learner: Learner, X: Array, y: Array, weight: Array | None) -> None:
-        samples, targets = torch.from_numpy(X), torch.from_numpy(y)
-        weights = None if weight is None else torch.from_numpy(weight)
+    def _learn(self, learner: Learner, data: Batch) -> None:
         check_positive(batch_size=self.batch_size)
-        size = self.batch_size
-        starts = [*range(0, len(X), size)]
-        if len(X) > size > 1 and len(X) % size == 1 and learner.network.has_batchnorm:
-            starts.pop()  # a lone sample has no variance for batch-norm: it goes with the batch before
-        for start, stop in zip(starts, [*starts[1:], len(X)], strict=True):
-            part = slice(start, stop)
-            learn(learner, samples[part], targets[part], None if weights is None else weights[part], scale=self.scale)
+        parts = [*torch.arange(len(data)).tensor_split([*range(self.batch_size, len(data), self.batch_size)])]
+        if len(parts) > 1 == len(parts[-1]) < self.batch_size and learner.network.has_batchnorm:
+            parts[-2:] = [torch.cat(parts[-2:])]  # a lone sample has no variance for batch-norm
+        for part in map(data.take, parts):
+            learn(learner, part.x, part.y, part.columns.get("weight"), scale=self.scale)
 
     def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self, "learner_")
@@ -144,7 +138,7 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
         X, y, weight = self._checked(X, y, sample_weight, first=True)
         self._begin(X, y, np.unique(y))
-        self._fit(X, self._targets(y), weight)
+        self._fit(as_batch(X, self._targets(y), weight))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -170,7 +164,7 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
             raise InvalidInput(f"y has shape {y.shape}; the number of labels of an indicator matrix cannot change")
         elif not self._several:
             self._admit(labels)
-        self._learn(self.learner_, X, self._targets(y), weight)
+        self._learn(self.learner_, as_batch(X, self._targets(y), weight))
         return self
 
     def predict_proba(self, X: Any) -> Array:
@@ -236,14 +230,13 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
-        X, y, weight = self._checked(X, y, sample_weight, first=True)
-        self._fit(X, y, weight)
+        self._fit(self._checked(X, y, sample_weight, first=True))
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Continue to learn from these samples, in this order, once."""
-        X, y, weight = self._checked(X, y, sample_weight, first="learner_" not in vars(self))
-        self._learn(self.learner_, X, y, weight)
+        data = self._checked(X, y, sample_weight, first="learner_" not in vars(self))
+        self._learn(self.learner_, data)
         return self
 
     def predict(self, X: Any) -> Array:
@@ -252,13 +245,18 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
         values: Array = predicted_values(self.learner_, found).numpy()
         return values.reshape(-1, *self._shape)
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> tuple[Array, Array, Array | None]:
+    def _checked(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> Batch:
         X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True)
         samples, targets = self._samples(X, first=first), y.astype(np.float32).reshape(len(y), -1)
-        weight = self._weights(X, sample_weight)
         if first:
             self._shape = y.shape[1:]
             self._start(samples, targets.shape[1], ScaledSquaredError())
         elif y.shape[1:] != self._shape:
             raise InvalidInput(f"y has shape {y.shape[1:]} per sample, before it had {self._shape}")
-        return samples, targets, weight
+        return as_batch(samples, targets, self._weights(X, sample_weight))
+
+
+def as_batch(X: Array, y: Array, weight: Array | None) -> Batch:
+    """Return samples with their weights, if they have any."""
+    columns = {} if weight is None else {"weight": torch.from_numpy(weight)}
+    return Batch(torch.from_numpy(X), torch.from_numpy(y), columns=columns)
