@@ -21,8 +21,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AGEM", "GEM", "AsymmetricCrossEntropy", "Batch", "ClassBalancedMemory", "CodeReplay", "DarkExperience", "Finetune",
     "GenerativeReplay", "HighestLoss", "ICaRL", "Learner", "Memory", "Monitor", "MostInterfered", "Padding",
-    "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "RunningScaler", "Step", "TaskRingMemory", "Uniform", "__version__",
-    "load", "save", "strong_replay",
+    "RehearseError", "Replay", "ReservoirMemory", "RingMemory", "RunningScaler", "Step", "TaskRingMemory", "Uniform",
+    "__version__", "load", "save", "strong_replay",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
 
 import numpy as np
@@ -14,7 +13,6 @@ from own_networks import small_network
 from river import checks, compose, datasets, evaluate, metrics
 from torch import nn
 
-from rehearse import Replay
 from rehearse.adapters.building import build_learner
 from rehearse.adapters.river import RehearsalClassifier, RehearsalRegressor, input_width, widen_inputs
 from rehearse.batchnorm import Clean
@@ -330,7 +328,6 @@ def test_a_weight_that_is_none_is_refused_before_anything_is_learned(w):
     assert model.learner is None
 
 
-@pytest.mark.skipif("weight" not in inspect.signature(Replay.observe).parameters, reason="learners have no weights yet")
 def test_samples_of_weight_zero_teach_nothing_and_labels_have_weights():
     rows = [(x, y, True) for x, y in stream(300)] + [(x, "width", False) for x, _ in stream(300, seed=1)]
     weighed, plain, heavy = (RehearsalClassifier(seed=0), RehearsalClassifier(seed=0), RehearsalClassifier(seed=0))

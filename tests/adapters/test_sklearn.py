@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import subprocess
@@ -22,7 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from rehearse import Replay, RunningScaler
+from rehearse import RunningScaler
 from rehearse.adapters import building
 from rehearse.adapters.sklearn import RehearsalClassifier, RehearsalRegressor
 from rehearse.errors import RehearseError
@@ -37,15 +36,10 @@ def _name(check) -> str:
 # Learning is stochastic: a sample of weight 2 is one of two steps of other batches than the same sample twice.
 EXPECTED = {"check_sample_weight_equivalence_on_dense_data": "learning depends on how samples come in batches"}
 CHECKS = [check for kind in (RehearsalClassifier, RehearsalRegressor) for check in estimator_checks_generator(kind())]
-WEIGHED = "weight" in inspect.signature(Replay.observe).parameters
-needs_weights = pytest.mark.skipif(not WEIGHED, reason="learners have no weights yet")
-WEIGHTS = "sample_weights", "class_weight"
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
-    if name in EXPECTED:
-        return [pytest.mark.xfail(reason=EXPECTED[name], strict=True)]
-    return [needs_weights] if any(word in name for word in WEIGHTS) else []
+    return [pytest.mark.xfail(reason=EXPECTED[name], strict=True)] if name in EXPECTED else []
 
 
 @pytest.mark.parametrize(
@@ -416,7 +410,6 @@ def test_a_sparse_matrix_is_refused_with_what_to_do(blobs):
         RehearsalClassifier().fit(scipy.sparse.csr_matrix(blobs[0]), blobs[1])
 
 
-@needs_weights
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_samples_of_weight_zero_teach_nothing_and_classes_have_weights(blobs, method):
     X, y = blobs
