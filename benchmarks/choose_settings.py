@@ -42,15 +42,12 @@ FIELDS = ("lr", "budget", "candidates", "updates")
 STEPS: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "er-plus": {
         "split-cifar10": (
-            {"lr": 0.1},
-            {"lr": 0.05},
+            {"lr": 0.1, "budget": 30},
+            {"lr": 0.05, "budget": 30},
+            {"lr": 0.02, "budget": 30},
+            {"lr": 0.01, "budget": 30},
+            {"budget": 30, "distill": 5.5},
             {},
-            {"lr": 0.01},
-            {"distill": 5.5},
-            {"distill": 1.0},
-            {"budget": 50},
-            {"replay_weight": 2.0},
-            {"loss": "ace"},
         ),
         "split-mnist": (
             {},

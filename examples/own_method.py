@@ -21,8 +21,8 @@ class WarmReplay(Learner):
         super().__init__(network, None, memory=memory, updates=updates)
         self.warmup, self.budget, self.exclude_current_task = warmup, budget, exclude_current_task
 
-    def observe(self, x: Any, y: Any, task: Any = None, id: Any = None) -> Step:
-        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+    def observe(self, x: Any, y: Any, task: Any = None, **columns: Any) -> Step:
+        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, **columns)
         current = incoming.task if self.exclude_current_task else None
         weight = min(1.0, self.samples_observed / self.warmup)  # of what is saved and undone already
         with self.lock, all_or_nothing(network, memory) as commit:  # whatever fails, nothing has changed

@@ -380,3 +380,8 @@ def test_an_optimizer_of_ones_own_is_saved_loaded_and_looked_ahead_with(tmp_path
     one.observe(x, y)
     other.observe(x, y)
     assert_same(other.state_dict(), one.state_dict())
+
+
+def test_a_file_names_the_version_of_the_package_that_wrote_it(tmp_path: Path) -> None:
+    rehearse.save(learner(), tmp_path / "saved")
+    assert read_state(tmp_path / "saved")["package"] == rehearse.__version__

@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 SAYS = {
     "data_loader": "batch 200: incoming",
     "deletion_request": "1 sample removed; anna's is in the file: False",
+    "language_model_lora": "seed 0, replay",
     "own_method": "er-warm − er",
     "own_network": "split-mnist-5k, 1 seed",
     "own_retrieval": "er-further − er-hardest",
@@ -25,9 +26,15 @@ SAYS = {
     "pretrained_backbone": "8 outputs",
     "regression_stream": "over all windows",
     "resume_after_crash": "the same to the bit",
-    "river_drift": "period 3",
+    "river_drift": "ring of 200",
     "text_token_ids": "money",
+    "token_classification": "of the first topic's words",
+    "two_heads": "of all kinds",
 }
+WARNS = {"language_model_lora"}
+"""Examples with packages that warn of each other."""
+SMALLER = {"language_model_lora": ["1"]}
+"""Arguments with which an example takes seconds."""
 
 
 def test_every_example_is_known_here():
@@ -43,7 +50,13 @@ def output(tmp_path_factory):
     def run(name: str) -> str:
         if name not in kept:
             done = subprocess.run(
-                [sys.executable, "-W", "error", EXAMPLES / f"{name}.py"],
+                [
+                    sys.executable,
+                    "-W",
+                    "default" if name in WARNS else "error",
+                    EXAMPLES / f"{name}.py",
+                    *SMALLER.get(name, []),
+                ],
                 cwd=tmp_path_factory.mktemp(name),
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 capture_output=True,
@@ -79,6 +92,12 @@ def test_replay_forgets_less_in_the_examples_that_say_so(output):
     assert with_replay > without + 50
     error_without, error_with_replay = numbers(output("regression_stream"), r"error (\d+\.\d+) over")
     assert error_with_replay < error_without / 2
+    without, with_replay = numbers(output("token_classification"), r"(\d+)% of the first")
+    assert with_replay > without + 10
+    without, with_replay = numbers(output("two_heads"), r"(\d+)% of all kinds")
+    assert with_replay > without + 10
+    off_without, off_with_replay = numbers(output("two_heads"), r"off by (\d+\.\d+)")
+    assert off_with_replay < off_without
 
 
 @pytest.mark.xdist_group("examples")
@@ -87,8 +106,17 @@ def test_every_topic_of_the_text_example_is_still_known(output):
 
 
 @pytest.mark.xdist_group("examples")
-def test_a_reservoir_keeps_the_concept_that_returns_and_a_ring_follows_the_new_one(output):
-    accuracy = numbers(output("river_drift"), r"(\d+\.\d+)%")
-    reservoir, ring = accuracy[:4], accuracy[4:]
-    assert reservoir[2] > ring[2]
-    assert ring[1] > reservoir[1]
+def test_the_adapted_language_model_still_knows_the_first_topic(output):
+    without, with_replay = numbers(output("language_model_lora"), r"(\d+)% of the first")
+    assert with_replay > without + 20
+
+
+@pytest.mark.xdist_group("examples")
+def test_models_that_notice_or_let_go_survive_a_flip_of_all_labels(output):
+    text = output("river_drift")
+    before, soon, later = (
+        numbers(text, pattern) for pattern in (r"the flip ([\d.]+)", r"it ([\d.]+)", r"then ([\d.]+)")
+    )
+    assert min(before) > 0.9
+    assert min(later[1:]) > 0.93 > later[0]
+    assert min(soon[1:]) > soon[0]

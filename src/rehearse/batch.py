@@ -1,6 +1,7 @@
 """The batch: inputs, targets, tasks, and where in the memory the samples are stored.
 
-Inputs may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has the samples as its first dimension.
+Inputs and targets may be a tensor, or a tuple or dict of tensors (*trees*); every leaf has the samples as its first
+dimension.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from .errors import InvalidInput, InvalidType
 
-Kind = Literal["classes", "labels", "values"]
+Kind = Literal["classes", "tokens", "labels", "values"]
+WEIGHT: Final = "weight"
+"""The column of sample weights."""
 PART_SAMPLES: Final = 1000  # passed at once in prediction, where samples are small
 PART_NUMBERS: Final = 800_000  # in them: the activations of more leave the caches, at 1.4 times the cost
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -31,21 +34,23 @@ class Batch:
 
     Attributes:
         x: Inputs: a tensor, or a tuple or dict of tensors, with the samples as first dimension.
-        y: Targets: any tensor with the samples as first dimension.
+        y: Targets: likewise.
         task: The task of all samples or of each, or None if tasks are unknown.
         slots: The samples' addresses in a memory, or None if they do not come from one.
         columns: Further named tensors with one entry per sample.
     """
 
     x: Tree
-    y: Tensor
+    y: Tree
     task: Tensor | int | None = None
     slots: Tensor | None = None
     columns: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return self.y.shape[0]  # len() of a tensor takes four times as long
+        y = self.y if isinstance(self.y, Tensor) else tree_leaves(self.y)[0]
+        samples: int = y.shape[0]  # len() of a tensor takes four times as long
+        return samples
 
     def take(self, samples: Tensor) -> Batch:
         """Return the samples at these positions, in this order, with everything that belongs to them."""
@@ -53,17 +58,18 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the same samples on another device."""
-        if all(leaf.device == device for leaf in (self.y, *tree_leaves(self.x), *self.columns.values())):
+        if all(leaf.device == device for leaf in (*tree_leaves((self.x, self.y)), *self.columns.values())):
             return self  # tasks and slots are used by the memory alone, on its own device
         return self._map(lambda values: values.to(device))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         task, slots = (function(one) if isinstance(one, Tensor) else one for one in (self.task, self.slots))
         columns = {name: function(column) for name, column in self.columns.items()}
-        return Batch(tree_map(function, self.x), function(self.y), task, slots, columns)  # type: ignore[arg-type]
+        x, y = tree_map(function, (self.x, self.y))
+        return Batch(x, y, task, slots, columns)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """What one `observe` did, as of its last update.
 
@@ -79,6 +85,12 @@ class Step:
     replayed: Batch | None = None
     interference: Tensor | None = None
 
+    def __repr__(self) -> str:
+        """Name losses and counts; images would flood a terminal."""
+        replayed = f", {self.replayed_loss:.4g} of {len(self.replayed)} replayed" if self.replayed is not None else ""
+        scored = f", interference up to {self.interference.max():.4g}" if self.interference is not None else ""
+        return f"Step(loss {self.incoming_loss:.4g}{replayed}{scored})"
+
 
 class Progress(NamedTuple):
     """What a learner knows about its stream so far."""
@@ -88,15 +100,29 @@ class Progress(NamedTuple):
     samples: int = 0
     steps: int = 0
 
-    def after(self, batch: Batch, steps: int = 1) -> Progress:
-        """Return the progress after a batch was learned in so many steps."""
+    def after(self, batch: Batch, steps: int = 1, logits: Tree | None = None) -> Progress:
+        """Return the progress after a batch with these logits was learned in so many steps."""
         task = batch.task if isinstance(batch.task, int) else self.task
-        return Progress(task, self.kind or kind_of(batch.y), self.samples + len(batch), self.steps + steps)
+        return Progress(task, kind_of(batch.y, logits, self.kind), self.samples + len(batch), self.steps + steps)
 
 
-def kind_of(y: Tensor) -> Kind:
-    """Return what targets mean where the loss does not say it."""
-    return "values" if y.is_floating_point() else "classes"
+def kind_of(y: Tree, logits: Tree | None = None, kind: Tree | None = None) -> Tree:
+    """Return what outputs mean: what is known already, and else what their targets show, head by head.
+
+    Heads without targets of the same structure are values.
+    """
+    if logits is not None and tree_named(logits).keys() != tree_named(y).keys():
+        return kind or "values"
+    if kind is None:
+        kind = tree_map(lambda leaf: "values" if leaf.is_floating_point() else "classes", y)
+    if logits is None or tree_named(kind).keys() != tree_named(y).keys():
+        return kind
+    return tree_map(lambda k, t, s: "tokens" if k == "classes" and classes_are_last(s, t) else k, kind, y, logits)
+
+
+def classes_are_last(logits: Tensor, y: Tensor) -> bool:
+    """Return whether labels fit logits with the classes in the last dimension, and not in dimension 1."""
+    return logits.ndim > 2 and logits.shape[:-1] == y.shape != logits.shape[:1] + logits.shape[2:]
 
 
 def pick(values: Tensor, samples: Tensor) -> Tensor:
@@ -120,6 +146,14 @@ def tree_leaves(tree: Tree) -> list[Any]:
     return [tree]
 
 
+def tree_named(tree: Tree, name: str = "") -> dict[str, Any]:
+    """Return the leaves, each with the name that says where it is."""
+    if not isinstance(tree, tuple | dict):
+        return {name: tree}
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    return {where: leaf for key, part in parts for where, leaf in tree_named(part, f"{name}[{key!r}]").items()}
+
+
 def highest(samples: Batch, scores: Tensor, n: int) -> tuple[Batch, Tensor]:
     """Return the ``n`` samples with the highest scores, and these, highest first; ties keep their order."""
     scores = torch.nan_to_num(scores, nan=torch.inf, posinf=torch.inf)  # NaN is the worst loss, not the lowest
@@ -139,6 +173,8 @@ def unchanged(x: Any) -> Any:
 
 def tree_concatenate(trees: Sequence[Tree]) -> Tree:
     """Join trees of one structure along their samples."""
+    if len(trees) == 1:
+        return trees[0]
     return tree_map(lambda *leaves: torch.cat(leaves), trees[0], *trees[1:])
 
 
@@ -158,15 +194,16 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
 
     Args:
         x: Inputs.
-        y: Targets.
+        y: Targets; a list or tuple of numbers is one tensor.
         task: An integer for all samples, or one per sample.
 
     Raises:
         InvalidInput: If there are no samples, or entries that are not finite, or the numbers of samples differ.
         InvalidType: If something cannot be made into a tensor.
     """
-    x, y = checked_inputs(x), _checked_leaf(y, "y")
-    given, samples = len(tree_leaves(x)[0]), len(y)
+    several = isinstance(y, Mapping) or (isinstance(y, tuple) and any(_is_part(part) for part in y))
+    x, y = checked_inputs(x), checked_inputs(y, "y") if several else _checked_leaf(y, "y")
+    given, samples = (len(tree_leaves(tree)[0]) for tree in (x, y))
     if samples == 0:
         raise InvalidInput("the batch is empty")
     if given != samples:
@@ -174,12 +211,12 @@ def checked_batch(x: Tree, y: Any, task: Any = None) -> Batch:
     return Batch(x, y, checked_task(task, samples))
 
 
-def checked_inputs(x: Tree) -> Tree:
+def checked_inputs(x: Tree, name: str = "x") -> Tree:
     """Return inputs alone, for prediction; there may be no samples here."""
-    x = _checked_inputs(x, "x")
+    x = _checked_inputs(x, name)
     lengths = {leaf.shape[0] for leaf in tree_leaves(x)}
     if len(lengths) != 1:
-        raise InvalidInput(f"the parts of x have different numbers of samples: {sorted(lengths)}")
+        raise InvalidInput(f"the parts of {name} have different numbers of samples: {sorted(lengths)}")
     return x
 
 
@@ -207,7 +244,7 @@ def task_column(task: Tensor | int | None, samples: int) -> Tensor:
 
 
 def _checked_inputs(x: Tree, name: str) -> Tree:
-    if isinstance(x, list) and any(isinstance(part, Tensor | np.ndarray | Mapping | tuple) for part in x):
+    if isinstance(x, list) and any(_is_part(part) for part in x):
         x = tuple(x)
     if isinstance(x, (tuple, list, Mapping)) and not x:
         raise InvalidInput(f"{name} is empty")
@@ -217,8 +254,12 @@ def _checked_inputs(x: Tree, name: str) -> Tree:
         return _checked_leaf(x, name)
     for key in x:
         if not isinstance(key, str):
-            raise InvalidType(f"{name} has the key {key!r}; the keys of a dict of inputs must be strings")
+            raise InvalidType(f"{name} has the key {key!r}; the keys of a dict must be strings")
     return {key: _checked_inputs(x[key], f"{name}[{key!r}]") for key in x}
+
+
+def _is_part(values: Any) -> bool:
+    return isinstance(values, Tensor | np.ndarray | Mapping | tuple)
 
 
 def _checked_leaf(values: Any, name: str) -> Tensor:

@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import struct
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 from .errors import CheckpointError, InvalidType, RehearseError
 from .files import check_regular, replace_file
 from .learners import Learner
+from .monitor import Monitor
 
 MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
@@ -32,8 +34,10 @@ SHARED: Final = 100  # layers of a model, at most, that may share one tensor
 OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
 
-def save(learner: Learner, path: str | os.PathLike[str]) -> None:
+def save(learner: Learner | Monitor, path: str | os.PathLike[str]) -> None:
     """Write everything that decides what the learner does next: model, optimizer, memory, random state.
+
+    Of a `Monitor`, that and its held-out samples.
 
     The file appears whole or not at all; an older one at the same place stays until the new one is safely written. A
     new file of a learner with a memory can be read by its owner alone: it may hold samples.
@@ -41,14 +45,18 @@ def save(learner: Learner, path: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: If the file cannot be written.
     """
-    if not isinstance(learner, Learner):
+    if not isinstance(learner, Learner | Monitor):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
-    state = learner.state_dict()
-    write_state(path, {"content": LEARNER, "state": state}, mode=0o666 if learner.memory is None else 0o600)
+    state, samples = learner.state_dict(), isinstance(learner, Monitor) or learner.memory is not None
+    write_state(
+        path,
+        {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state},
+        mode=0o600 if samples else 0o666,
+    )
     learner.confirm(state)
 
 
-def load(path: str | os.PathLike[str], into: Learner) -> None:
+def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
     """Restore a saved learner; it resumes bit for bit.
 
     Args:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .batch import Tree
 from .checks import check_choice, check_limit
 from .errors import InvalidInput
 from .memory import Memory
@@ -24,7 +25,7 @@ class Diagnosis:
 
     incoming_loss: float
     slots: Tensor
-    y: Tensor
+    y: Tree
     task: Tensor
     before: Tensor
     after: Tensor
@@ -42,7 +43,7 @@ class Diagnosis:
         """
         check_choice(("class", "task"), name=name)
         groups = self.y if name == "class" else self.task
-        if groups.ndim != 1 or groups.is_floating_point():
+        if not isinstance(groups, Tensor) or groups.ndim != 1 or groups.is_floating_point():
             raise InvalidInput("these targets are no class labels; group by 'task', or use y and interference yourself")
         found = {int(group): self.interference[groups == group] for group in torch.unique(groups)}
         return {group: (len(scores), float(scores.mean())) for group, scores in found.items()}

@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .accelerate import offers
-from .batch import Batch, Tree, tree_concatenate
+from .batch import Batch, Tree, tree_concatenate, tree_map
 from .batchnorm import BatchNormPolicy
 from .errors import InvalidInput
 from .heads import find_head
-from .losses import Loss
+from .losses import Loss, mean_loss, weighted_losses
 from .network import NamedGradient, Network, Tensors, VirtualStep, finite
+from .padding import Padding
 from .undo import Operations
 
 Layers = Literal["all", "head"]
@@ -30,7 +31,7 @@ class Passed(NamedTuple):
 
     loss: float
     gradient: Any
-    logits: Tensor
+    logits: Tree
     replayed_loss: float | None = None
 
 
@@ -68,9 +69,12 @@ class Plain:
             loss: Returns one value per sample.
             batchnorm: Receives the buffers that scoring moved, if it asks for them.
             prepare: Turns the inputs of batches into the model's; by default ``network.prepare``.
+
+        ``pad`` may be set to the `Padding` of the stored samples.
         """
         self.network, self.loss, self.batchnorm = network, loss, batchnorm
         self.prepare = prepare or network.prepare
+        self.pad: Padding | None = None
         self.step = network.step
         self._offers = offers("ENGINES", network.model)
 
@@ -78,14 +82,20 @@ class Plain:
         """Return the engine to use for inputs like these and the model as it is now."""
         return next(filter(None, [offer(self, x) for offer in self._offers]), self)
 
+    def ready(self, *batches: Batch) -> list[Batch]:
+        """Return batches where the network is, as long as their longest sequence."""
+        found = [batch.to(self.network.device) for batch in batches]
+        whole = self.pad is None or hasattr(self.loss, "columns")  # what a loss stores is as long as the stored samples
+        return found if whole else self.pad.cut(found)  # type: ignore[union-attr]
+
     def gradient(
         self, batch: Batch, *, replayed: bool, tensors: Tensors | None = None, dtype: torch.dtype | None = None
     ) -> Passed:
         """See `Engine.gradient`; with the twin and these tensors, if there are any, and by default as in training."""
-        batch = batch.to(self.network.device)
+        (batch,) = self.ready(batch)
         logits = self.network(self.prepare(batch.x), tensors, dtype)
-        loss = self.loss(logits, batch, replayed).mean()
-        return Passed(finite(loss), self.network.gradient(loss), logits.detach())
+        loss = mean_loss(self.loss, logits, batch, replayed)
+        return Passed(finite(loss), self.network.gradient(loss), tree_map(Tensor.detach, logits))
 
     def virtual_gradient(self, batch: Batch) -> Passed:
         """Do the same as `gradient` for a batch of the stream, and leave the model's buffers as they are."""
@@ -94,18 +104,18 @@ class Plain:
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""
-        incoming, replayed = incoming.to(self.network.device), replayed.to(self.network.device)
-        logits = self.network(self.prepare(joined(incoming, replayed).x))
-        first = self.loss(logits[: len(incoming)], incoming, False).mean()
-        second = self.loss(logits[len(incoming) :], replayed, True).mean()
+        incoming, replayed = self.ready(incoming, replayed)
+        n, logits = len(incoming), self.network(self.prepare(joined(incoming, replayed).x))
+        own, others = tree_map(lambda leaf: leaf[:n], logits), tree_map(lambda leaf: leaf[n:], logits)
+        first, second = mean_loss(self.loss, own, incoming, False), mean_loss(self.loss, others, replayed, True)
         gradient = self.network.gradient(first + weight * second)
-        return Passed(finite(first), gradient, logits[: len(incoming)].detach(), finite(second))
+        return Passed(finite(first), gradient, tree_map(Tensor.detach, own), finite(second))
 
     def losses(
         self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
     ) -> tuple[Tensor, Tensor]:
         """See `Engine.losses`. Without dropout; batch-norm uses the statistics of this batch."""
-        network, batch = self.network, batch.to(self.network.device)
+        network, (batch,) = self.network, self.ready(batch)
         x = self.prepare(batch.x)
         with network.looking("scoring"):
             tensors = network.twin.tensors()
@@ -118,7 +128,7 @@ class Plain:
                     after = network(x, ahead, network.precision.scoring)
             if self.batchnorm.follows_scoring:
                 self.batchnorm.scored(network.model, tensors)
-            return self.loss(before, batch, True), self.loss(after, batch, True)
+            return weighted_losses(self.loss, before, batch, True), weighted_losses(self.loss, after, batch, True)
 
     def named(self, gradient: NamedGradient) -> NamedGradient:
         """See `Engine.named`."""
@@ -143,4 +153,4 @@ class Plain:
 
 def joined(first: Batch, second: Batch) -> Batch:
     """Return the inputs and targets of two batches as one batch."""
-    return Batch(tree_concatenate([first.x, second.x]), torch.cat([first.y, second.y]))
+    return Batch(*tree_concatenate([(first.x, first.y), (second.x, second.y)]))

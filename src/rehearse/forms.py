@@ -66,11 +66,11 @@ def each(form: Form) -> Callable[[Any], bool]:
     return lambda value: type(value) is list and all(fits(part, form) for part in value)
 
 
-def integers(low: int, high: int) -> Callable[[Any], bool]:
-    """Accept lists of integers, as a tensor, from ``low`` to below ``high``."""
+def numbers(dtype: torch.dtype, low: int, high: int) -> Callable[[Any], bool]:
+    """Accept lists of numbers, as a tensor, from ``low`` to below ``high``."""
 
     def accept(value: Any) -> bool:
-        right = isinstance(value, Tensor) and value.dtype == torch.int64 and value.ndim == 1
+        right = isinstance(value, Tensor) and value.dtype == dtype and value.ndim == 1
         return right and bool(((value >= low) & (value < high)).all())
 
     return accept

@@ -26,6 +26,7 @@ from .losses import at_least_float32
 from .optimizers import copied_optimizer, is_plain_sgd, rate
 from .precision import resolve_precision
 from .random import RandomState
+from .transforms import Observer
 from .twin import Mode, Twin
 from .undo import Operations, Restore, run
 
@@ -79,7 +80,8 @@ class Network:
         Args:
             model: Called with a tensor, with the items of a tuple, or with the keywords of a dict.
             optimizer: Any optimizer of the model's parameters that needs no closure.
-            prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1].
+            prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1]. An `Observer`
+                such as `RunningScaler` learns from incoming inputs.
             precision: ``auto``, ``float32``, ``bfloat16`` or ``bfloat16-scoring``; see `precision`.
             clip: The largest norm of a gradient, or None.
             random: What the model draws from in training, or its seed.
@@ -92,6 +94,7 @@ class Network:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
+        self.observer = prepare if isinstance(prepare, Observer) else None
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
@@ -122,24 +125,28 @@ class Network:
             return self.prepare(x)
         return self.prepare(tree_map(lambda leaf: leaf if leaf.device == device else leaf.to(device), x))
 
-    def logits(self, x: Tree, tensors: Tensors | None = None) -> Tensor:
+    def logits(self, x: Tree, tensors: Tensors | None = None) -> Tree:
         """Return the logits of inputs that are not prepared yet."""
-        return at_least_float32(self(self.ready(x), tensors))
+        return tree_map(at_least_float32, self(self.ready(x), tensors))
 
-    def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Tree:
         """Return the logits of prepared inputs: what ``ask("forward", ...)`` returns, checked.
+
+        Of an output with an attribute or a key ``logits`` (that of a Hugging Face model) these are taken. A model with
+        several heads returns a tuple or dict of tensors.
 
         Raises:
             InvalidInput: If the model cannot take these inputs, or returns another number of entries than of samples.
-            InvalidType: If it returns anything but a tensor.
+            InvalidType: If it returns anything but tensors.
         """
         logits = self.ask("forward", x, tensors, dtype)
         if not isinstance(logits, Tensor):
-            raise InvalidType(f"the {self.name} must return one tensor of logits; it returned {type(logits).__name__}")
-        if logits.shape[:1] != tree_leaves(x)[0].shape[:1]:
-            shape, samples = tuple(logits.shape), len(tree_leaves(x)[0])
-            what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
-            raise InvalidInput(f"the {self.name} returned an output of {what}")
+            logits = _logits_of(logits, self.name)
+        for leaf in tree_leaves(logits):
+            if leaf.shape[:1] != tree_leaves(x)[0].shape[:1]:
+                shape, samples = tuple(leaf.shape), len(tree_leaves(x)[0])
+                what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
+                raise InvalidInput(f"the {self.name} returned an output of {what}")
         return logits
 
     def ask(self, method: str, x: Tree, tensors: Tensors | None = None, dtype: torch.dtype | None = None) -> Any:
@@ -190,13 +197,22 @@ class Network:
         self._leaves_inputs = True
         return found
 
+    def observe(self, x: Tree) -> None:
+        """Show incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`."""
+        if self.observer is not None:
+            self.observer.observe(x)
+
     @contextlib.contextmanager
-    def training(self, steps: int = 1) -> Iterator[None]:
+    def training(self, steps: int = 1, incoming: Tree = None) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
+
+        ``incoming`` inputs are observed first.
 
         Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
         exception nothing is done here: `snapshot` restores all of it.
         """
+        if incoming is not None:
+            self.observe(incoming)
         if steps > 1:
             self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
@@ -346,6 +362,7 @@ class Network:
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
+        observed = self.observer.snapshot() if self.observer is not None else None
 
         def restore() -> None:
             for undo in saved:
@@ -358,6 +375,8 @@ class Network:
             run(map(setattr, modules, repeat("training"), modes))
             self.samples_passed = passed
             random()
+            if observed is not None:
+                observed()
             torch.set_grad_enabled(grad)
             torch.set_autocast_enabled(self.device.type, autocast)
 
@@ -381,6 +400,16 @@ class Network:
             run(map(dict.update, groups, settings))
 
         self._saved.append(restore)
+
+
+def _logits_of(output: Any, name: str) -> Tree:
+    """Return the logits in what a model returned, which is more than one tensor."""
+    keyed = isinstance(output, dict) and "logits" in output
+    logits = output["logits"] if keyed else getattr(output, "logits", output)
+    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
+        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
+        raise InvalidType(f"the {name} must return {what}")
+    return logits
 
 
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .accelerate import kernels
-from .batch import Kind, Tree, checked_inputs, tree_map, tree_parts
+from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
 from .twin import Mode, Twin
@@ -28,18 +28,18 @@ class Predictor:
     """
 
     _served: nn.Module
-    _kind: Kind | None
+    _kind: Tree | None
 
-    def predict(self, x: Tree) -> Tensor:
+    def predict(self, x: Tree) -> Tree:
         """Return the most likely class of each sample (values for regression, booleans for several labels)."""
         return decided(self.logits(x), self._kind)
 
-    def predict_proba(self, x: Tree) -> Tensor:
+    def predict_proba(self, x: Tree) -> Tree:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
         return probabilities(self.logits(x), self._kind)
 
     @torch.no_grad()
-    def logits(self, x: Tree) -> Tensor:
+    def logits(self, x: Tree) -> Tree:
         """Return the model's outputs."""
         return evaluated(self._served, x)
 
@@ -89,6 +89,8 @@ class FrozenNetwork(Network):
         if until is not None:
             model.get_submodule(until).register_forward_hook(_input)
         shared = {name: getattr(network, name) for name in ("name", "precision", "prepare")}
+        if network.observer is not None:  # it learns on
+            shared["prepare"] = copy.deepcopy(network.observer)
         self.__setstate__({**shared, "model": model})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,18 +121,18 @@ class FrozenNetwork(Network):
 class Served(nn.Module):
     """From inputs to logits."""
 
-    def __init__(self, network: FrozenNetwork, answer: Callable[[Network, Tree], Tensor] = Network.logits) -> None:
+    def __init__(self, network: FrozenNetwork, answer: Callable[[Network, Tree], Tree] = Network.logits) -> None:
         """Serve the answers of a network: by default its logits."""
         super().__init__()
         self.network, self.model = network, network.model  # registered, so that its tensors are this module's
         self.answer, self.training = answer, False
 
-    def forward(self, x: Tree) -> Tensor:
+    def forward(self, x: Tree) -> Tree:
         """Return the logits of inputs."""
         return self.answer(self.network, x)
 
 
-def evaluated(evaluate: Callable[[Tree], Tensor], x: Tree) -> Tensor:
+def evaluated(evaluate: Callable[[Tree], Tree], x: Tree) -> Tree:
     """Return the logits of inputs, computed in parts; refuse a single sample with the way to make it a batch."""
     x = checked_inputs(x)
     try:
@@ -144,30 +146,35 @@ def evaluated(evaluate: Callable[[Tree], Tensor], x: Tree) -> Tensor:
             what = "x is one sample without the first dimension, which counts samples; pass a batch of one: x[None]"
             raise InvalidInput(what) from None
         raise
-    return found[0] if len(found) == 1 else torch.cat(found)
+    return tree_concatenate(found)
 
 
-def decided(logits: Tensor, kind: Kind | None) -> Tensor:
-    """Return predictions: classes, booleans for several labels, or values."""
-    if kind == "values":
-        return logits
-    return logits > 0 if kind == "labels" else _of_classes(logits).argmax(1)
+def decided(logits: Tree, kind: Tree | None) -> Tree:
+    """Return predictions, head by head: classes, booleans for several labels, or values."""
+    return _by_head(logits, kind, torch.argmax, lambda head: head > 0)
 
 
-def probabilities(logits: Tensor, kind: Kind | None) -> Tensor:
-    """Return the probability of each class or label; values have none."""
+def probabilities(logits: Tree, kind: Tree | None) -> Tree:
+    """Return the probability of each class or label, head by head; a head of values has none, and stays."""
     if kind == "values":
         raise InvalidInput("this learner predicts values, not classes; there are no probabilities, use predict")
-    return logits.sigmoid() if kind == "labels" else _of_classes(logits).softmax(1)
+    return _by_head(logits, kind, torch.softmax, torch.sigmoid)
 
 
-def _of_classes(logits: Tensor) -> Tensor:
-    if logits.ndim < 2:
-        shape = tuple(logits.shape)
-        raise InvalidInput(
-            f"the model returned shape {shape}, without classes; one sample needs a batch dimension: x[None]"
-        )
-    return logits
+def _by_head(
+    logits: Tree, kind: Tree | None, of_classes: Callable[..., Tensor], of_labels: Callable[..., Tensor]
+) -> Tree:
+    """Apply one function to heads of classes, with their dimension, and another to heads of labels."""
+
+    def of_head(head: Tensor, kind: Kind | None) -> Tensor:
+        if kind in ("labels", "values"):
+            return of_labels(head) if kind == "labels" else head
+        if head.ndim < 2:
+            what = "without classes; one sample needs a batch dimension: x[None]"
+            raise InvalidInput(f"the model returned shape {tuple(head.shape)}, {what}")
+        return of_classes(head, dim=-1 if kind == "tokens" else 1)
+
+    return tree_map(of_head, logits, kind if isinstance(kind, tuple | dict) else tree_map(lambda _: kind, logits))
 
 
 def _input(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class Gives(nn.Module):
         (lambda scores: scores.t(), r"shape \(2, 4\) for 4 samples"),
         (lambda scores: scores[:-1], r"shape \(3, 2\) for 4 samples"),
         (lambda scores: scores.mean(0, keepdim=True), r"shape \(1, 2\) for 4 samples"),
-        (lambda scores: (scores, scores), "one tensor"),
+        (lambda scores: (scores, None), "one tensor"),
         (lambda scores: None, "one tensor"),
     ],
 )

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..batch import Batch, Tree
+from ..batch import WEIGHT, Batch, Tree
 from ..engine import Layers, Passed, Plain, joined
 from ..errors import InvalidInput
-from ..losses import CrossEntropy
+from ..losses import CrossEntropy, weighted_losses
 from ..network import NamedGradient, VirtualStep, finite, watched
 from ..optimizers import is_plain_sgd, rate
 from ..undo import Operations
@@ -75,7 +75,8 @@ class Dense:
         batch = batch.to(self.device)
         inputs, logits = self._forward(batch)
         losses, of_logits = CrossEntropy().with_gradient(logits, batch, replayed)
-        return Passed(finite(losses.mean()), self._backward(inputs, of_logits), logits)
+        loss = _weighted_mean(losses, of_logits, batch)
+        return Passed(loss, self._backward(inputs, of_logits), logits)
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""
@@ -85,8 +86,9 @@ class Dense:
         losses, of_logits = CrossEntropy().with_gradient(logits, both, False)  # of the mean over all n + m samples
         of_logits[:n] *= (n + m) / n
         of_logits[n:] *= weight * (n + m) / m
-        gradient = self._backward(inputs, of_logits)
-        return Passed(finite(losses[:n].mean()), gradient, logits[:n], finite(losses[n:].mean()))
+        first = _weighted_mean(losses[:n], of_logits[:n], incoming)
+        second = _weighted_mean(losses[n:], of_logits[n:], replayed)
+        return Passed(first, self._backward(inputs, of_logits), logits[:n], second)
 
     def losses(
         self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
@@ -105,7 +107,8 @@ class Dense:
                 second = torch.addmm(second, (after @ inputs.t()).add_(1), deltas, alpha=-layer.rate)
             before, after = (first, second) if number == last else (first.relu_(), second.relu_())
         self.plain.network.samples_passed += len(batch) * (2 if layers == "all" else 1)
-        return self.plain.loss(before, batch, True), self.plain.loss(after, batch, True)
+        loss = self.plain.loss
+        return weighted_losses(loss, before, batch, True), weighted_losses(loss, after, batch, True)
 
     def step(self, gradient: Factors) -> Operations:
         """See `Engine.step`: W ← W − α ΔᵀX without multiplying out the gradient, for plain SGD."""
@@ -145,6 +148,16 @@ class Dense:
         for module, x, delta in zip(self.linears, *gradient, strict=True):
             values |= {id(module.weight): delta.t() @ x, id(module.bias): delta.sum(0)}
         return NamedGradient({name: values[id(p)] for name, (p, _) in self.plain.network.trainable().items()})
+
+
+def _weighted_mean(losses: Tensor, of_logits: Tensor, batch: Batch) -> float:
+    """Return the mean loss with the sample weights, and turn the gradient of the mean without them into its own."""
+    weights = batch.columns.get(WEIGHT)
+    if weights is None:
+        return finite(losses.mean())
+    shares = weights.to(losses) / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
+    of_logits *= len(losses) * shares[:, None]
+    return finite(losses @ shares)
 
 
 def dense(plain: Plain, x: Tree) -> Dense | None:

@@ -67,6 +67,7 @@ def _predict_real(learner: CodeReplay, x: Tree) -> Tensor:
     with learner.lock:
         try:
             learner.autoencode_test = False
-            return learner.predict(x)
+            predicted: Tensor = learner.predict(x)
+            return predicted
         finally:
             learner.autoencode_test = True

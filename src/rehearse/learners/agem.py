@@ -55,23 +55,24 @@ class AGEM(Learner):
         check_budget(budget, model)
         self.budget = budget
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch without raising the average loss of the past; see `Learner.observe`."""
-        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory = self.network, self.memory
         with self.lock, all_or_nothing(network, memory) as commit:
-            columns, replayed, replayed_loss = memory.check(incoming), None, None
+            stored, replayed, replayed_loss = memory.check(incoming), None, None
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
-                    loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
+                    loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
                     if memory.eligible(incoming.task) > needs_two_samples(self.model):
                         replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
                         replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
                         gradient = project(gradient, reference)
                     step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, columns)  # M_t
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+            memory.keep(incoming, stored)  # M_t
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
         return Step(loss, replayed_loss, replayed)
 
 

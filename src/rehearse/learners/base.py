@@ -7,6 +7,7 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar, Self, get_args
@@ -14,7 +15,21 @@ from typing import Any, ClassVar, Self, get_args
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Kind, Progress, Step, Tree, checked_batch, checked_inputs, kind_of, one_tensor, tree_parts
+from ..batch import (
+    Batch,
+    Kind,
+    Progress,
+    Step,
+    Tree,
+    checked_batch,
+    checked_inputs,
+    kind_of,
+    one_tensor,
+    tree_concatenate,
+    tree_leaves,
+    tree_map,
+    tree_parts,
+)
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..described import Described, short
@@ -25,7 +40,7 @@ from ..forms import anything, check, count, optional
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
-from ..memory.ids import with_ids
+from ..memory.ids import ID, checked_columns
 from ..network import Network, VirtualStep
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
@@ -38,7 +53,9 @@ from .remember import batches
 DIAGNOSED_AT_ONCE = 1000
 Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 """The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
-PROGRESS = (optional(count), lambda kind: kind in (None, *get_args(Kind)), count, count)  # the form of `Progress`
+KINDS = (None, *get_args(Kind))
+PROGRESS = (optional(count), lambda kind: all(one in KINDS for one in tree_leaves(kind)), count, count)
+"""The form of `Progress`."""
 
 
 class Learner(Described, ABC):
@@ -51,6 +68,9 @@ class Learner(Described, ABC):
 
     task_aware: ClassVar[bool] = False
     """Whether the method needs to know the task of each batch."""
+
+    classes_only: ClassVar[bool] = False
+    """Whether it learns one class per sample, all samples alike: without weights, columns, or several targets."""
 
     exclude_current_task: bool = True
     """Whether stored samples of the incoming batch's task are not replayed."""
@@ -131,14 +151,18 @@ class Learner(Described, ABC):
     # ------------------------------------------------------------------------------------------------------- learning
 
     @abstractmethod
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from a batch of the stream.
 
         Args:
             x: Inputs: a tensor, or a tuple or dict of tensors.
-            y: Targets, one per sample.
+            y: Targets, one per sample: a tensor, or a tuple or dict of tensors.
             task: The task of the batch or of each sample, if it is known.
             id: An id for each sample, by which `forget` finds it: integers or strings.
+            weight: A weight for each sample, 1 by default: the mean loss of a batch is Σ w ℓ / Σ w, both when it comes
+                and when its samples are replayed.
+            columns: Further tensors with one entry per sample, the same ones in every batch. They are stored, and
+                handed to the loss in ``batch.columns``.
 
         Returns:
             What the last update did.
@@ -163,7 +187,7 @@ class Learner(Described, ABC):
         What was learned stays, the optimizer's momentum included. A checkpoint of a grown learner loads into one that
         has not grown yet. Refused if the memory could not store what the loss wants stored of so many outputs.
         """
-        if self.progress.kind in ("labels", "values"):
+        if self.progress.kind not in (None, "classes", "tokens"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
         with self.lock, all_or_nothing(self.network) as commit:
             if self.memory is not None and isinstance(classes, int) and 0 < classes < MOST:
@@ -196,7 +220,7 @@ class Learner(Described, ABC):
         count = 0
         for batch in batches(data, limit):
             with self._read_only():
-                self._store_known(batch)
+                self._store_known(batch if self.plain.pad is None else self.plain.pad.fill(batch))
             count += len(batch)
         return count
 
@@ -205,16 +229,16 @@ class Learner(Described, ABC):
         assert self.memory is not None
         columns = columns_to_store(self.loss, self._known_logits(known))
         wanted = {name: values for name, values in columns.items() if name not in known.columns}
-        progress = self.progress._replace(kind=self.progress.kind or kind_of(known.y))
+        progress = self.progress._replace(kind=kind_of(known.y, kind=self.progress.kind))
         with all_or_nothing(self.memory) as commit:
             self.memory.keep(known, self.memory.check(known, **wanted))
             commit(assign(self, progress=progress))
 
-    def _known_logits(self, known: Batch) -> Tensor:
+    def _known_logits(self, known: Batch) -> Tree:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
         with self._read_only(), borrowed(self.network.random):
-            logits = torch.cat([self._pass(part, {}) for part in tree_parts(checked_inputs(known.x))])
-        if not bool(self.loss(logits, known.to(logits.device), False).isfinite().all()):
+            logits = tree_concatenate([self._pass(part, {}) for part in tree_parts(checked_inputs(known.x))])
+        if not bool(self.loss(logits, known.to(self.device), False).isfinite().all()):
             raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
         return logits
 
@@ -225,23 +249,32 @@ class Learner(Described, ABC):
         with self.lock:
             return self.memory.forget(ids=ids, slots=slots, predicate=predicate)
 
-    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
         """Check a batch; changes nothing."""
+        name, columns = type(self).__name__, {key: values for key, values in columns.items() if values is not None}
         if self.task_aware and task is None:
-            raise InvalidInput(f"{type(self).__name__} needs to know the task of each batch: observe(x, y, task=...)")
-        return with_ids(checked_batch(x, y, task), id)
+            raise InvalidInput(f"{name} needs to know the task of each batch: observe(x, y, task=...)")
+        batch = checked_batch(x, y, task)
+        if self.classes_only and (columns.keys() - {ID} or not isinstance(batch.y, Tensor)):
+            raise InvalidInput(f"{name} learns one class per sample, without weights and columns; Replay can use them")
+        batch = replace(batch, columns=checked_columns(columns, len(batch))) if columns else batch
+        return batch if self.plain.pad is None else self.plain.pad.fill(batch)
 
     # ----------------------------------------------------------------------------------------------------- predicting
 
-    def predict(self, x: Tree) -> Tensor:
-        """Return the most likely class of each sample (values for regression, booleans for several labels)."""
+    def predict(self, x: Tree) -> Tree:
+        """Return the most likely class of each sample (values for regression, booleans for several labels).
+
+        Where classes are along the tokens of a text, or in a map, it is that of each position; of a model with several
+        heads it is the prediction of each, in the structure of its outputs.
+        """
         return decided(self.logits(x), self.progress.kind)
 
-    def predict_proba(self, x: Tree) -> Tensor:
+    def predict_proba(self, x: Tree) -> Tree:
         """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
         return probabilities(self.logits(x), self.progress.kind)
 
-    def logits(self, x: Tree) -> Tensor:
+    def logits(self, x: Tree) -> Tree:
         """Return the model's outputs in eval mode. Changes nothing."""
         with self._read_only():
             return evaluated(self._evaluate, x)
@@ -265,10 +298,10 @@ class Learner(Described, ABC):
         """Return what `_evaluate` does as a module with tensors of its own."""
         return Served(FrozenNetwork(self.network, self._substitutes()))
 
-    def _evaluate(self, x: Tree) -> Tensor:
+    def _evaluate(self, x: Tree) -> Tree:
         return self._pass(x)
 
-    def _pass(self, x: Tree, substitutes: dict[str, Tensor] | None = None) -> Tensor:
+    def _pass(self, x: Tree, substitutes: dict[str, Tensor] | None = None) -> Tree:
         """Pass inputs in eval mode, with these tensors in place of the model's own; by default `_substitutes`."""
         network = self.network
         with network.looking("evaluation"):
@@ -277,6 +310,10 @@ class Learner(Described, ABC):
 
     def _inputs(self, x: Tree) -> Tensor:
         """Return inputs as all networks of the learner take them: one tensor of real numbers."""
+        if self.network.observer is not None:
+            raise InvalidInput(
+                f"{type(self).__name__} learns prepared inputs, so prepare must not change: use fixed statistics"
+            )
         return one_tensor(self.network.ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
     def _substitutes(self) -> dict[str, Tensor]:
@@ -314,8 +351,9 @@ class Learner(Described, ABC):
             losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
         before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
         interference, order = (after - before).sort(descending=True, stable=True)
-        labels, tasks = torch.cat([part.y for part in parts]), torch.cat([torch.as_tensor(part.task) for part in parts])
-        slots, labels, tasks, before, after = (values[order] for values in (slots, labels, tasks, before, after))
+        labels, tasks = tree_concatenate([(part.y, torch.as_tensor(part.task)) for part in parts])
+        found = (slots, labels, tasks, before, after)
+        slots, labels, tasks, before, after = tree_map(lambda values: values[order], found)
         return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)
 
     def _diagnosing(self, batch: Batch) -> Diagnosing:
@@ -416,8 +454,11 @@ class Learner(Described, ABC):
         """Refuse stored samples that could not be replayed: all their targets, with the outputs for the first."""
         with self._read_only(), borrowed(self.network.random):
             logits = self._pass(self._stored_inputs(samples.take(torch.arange(1))), {})
-            for replayed in (False, True):  # the first looks at the targets, the second at what is stored beside them
-                self.loss(logits.expand(len(samples), *logits.shape[1:]), samples.to(logits.device), replayed)
+            every = tree_map(lambda leaf: leaf.expand(len(samples), *leaf.shape[1:]), logits)
+            for outputs, where in tree_parts((every, torch.arange(len(samples)))):
+                part = samples.take(where).to(self.device)
+                for replayed in (False, True):  # the first looks at targets, the second at what is stored beside them
+                    self.loss(outputs, part, replayed)
 
     def _stored_inputs(self, stored: Batch) -> Tree:
         return stored.x

@@ -37,16 +37,16 @@ class Finetune(Learner):
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         super().__init__(network, loss, updates=updates)
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch; see `Learner.observe`."""
-        network, incoming = self.network, self._accept(x, y, task, id)
+        network, incoming = self.network, self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(network) as commit:
             engine = self.plain.fastest(incoming.x)
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
-                    loss, gradient, *_ = engine.gradient(incoming, replayed=False)
+                    loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)
                     step = engine.step(gradient)
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
         return Step(loss)

@@ -16,7 +16,7 @@ from ..engine import Plain
 from ..errors import InvalidInput, NotFinite
 from ..forms import check, count
 from ..heads import Growth
-from ..losses import columns_to_store
+from ..losses import columns_to_store, mean_loss
 from ..memory import ClassBalancedMemory
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
@@ -83,21 +83,22 @@ class GDumb(Learner):
         # After which changes of the memory it was trained, and what that gave if it was not the model that was trained.
         self._trained: tuple[int | None, dict[str, Tensor]] = None if len(memory) else memory.changes, {}
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Store an incoming batch; see `Learner.observe`. The loss is that of the model as it is, in eval mode."""
-        memory, incoming = self.memory, self._accept(x, y, task, id)
+        memory, incoming = self.memory, self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(self.network, memory) as commit:
             memory.check_inputs(incoming)
+            self.network.observe(incoming.x)
             logits = self._pass(incoming.x, {})
-            loss = finite(self.loss(logits, incoming.to(logits.device), False).mean())
+            loss = finite(mean_loss(self.loss, logits, incoming.to(self.device), False))
             if len(incoming) > needs_two_samples(self.model):
                 with borrowed(self.network.random):
                     gradient = self.plain.virtual_gradient(incoming).gradient
                 if not math.isfinite(gradient.norm()):  # once stored, no training would succeed
                     raise NotFinite("the gradient of these samples is not finite; scale them down first")
-            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
-            memory.keep(incoming, columns)  # M
-            commit(assign(self, progress=self.progress.after(incoming, 0)))
+            stored = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, stored)  # M
+            commit(assign(self, progress=self.progress.after(incoming, 0, logits)))
         return Step(loss)
 
     def end_task(self) -> None:

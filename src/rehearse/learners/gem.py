@@ -79,24 +79,25 @@ class GEM(Learner):
         _nnls()  # a missing extra is found now, not in the middle of a stream
         self.margin = margin
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch without raising the loss of a past task; see `Learner.observe`."""
-        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory = self.network, self.memory
         with self.lock, all_or_nothing(network, memory) as commit:
-            columns = memory.check(incoming)
+            stored = memory.check(incoming)
             replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
             past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
-                    loss, gradient, *_ = self.plain.gradient(incoming, replayed=False)  # g
+                    loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
                     # g_k, in the precision of scoring: these passes cost nearly all of a step
                     passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
                     gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
                     step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, columns)  # M_t
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+            memory.keep(incoming, stored)  # M_t
+            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
         return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:

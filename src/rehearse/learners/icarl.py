@@ -73,6 +73,7 @@ class ICaRL(Learner):
     """
 
     task_aware = True
+    classes_only = True
     memory: ExemplarMemory
 
     def __init__(
@@ -106,17 +107,18 @@ class ICaRL(Learner):
         self.budget, self.keep = budget, keep
         self.tasks = Tasks()
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from exemplars of past tasks, then store it; see `Learner.observe`."""
-        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory = self.network, self.memory
         labels = self._labels_of(incoming)
         with self.lock, all_or_nothing(network, memory, self) as commit:
-            columns = memory.check(incoming)
+            checked = memory.check(incoming)
             if isinstance(incoming.task, int) and incoming.task != self.task:
                 self._end_task()
             new = self.tasks.labels | labels
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
                     stored = memory.eligible(incoming.task) > 0
@@ -125,7 +127,7 @@ class ICaRL(Learner):
                     losses = self._losses(network(network.ready(batch.x)), batch, new)  # ℓ
                     finite(losses.mean())
                     step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
-            self._store(incoming, columns, new)
+            self._store(incoming, checked, new)
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         first, second = losses[: len(incoming)], losses[len(incoming) :]
         return Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..batch import Batch, checked_batch, checked_task
 from ..checks import check_limit
 from ..errors import InvalidType
-from ..memory.ids import ID, as_ids
+from ..memory.ids import checked_columns
 
 
 def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
@@ -42,7 +42,7 @@ def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
 def _as_batch(item: Any) -> Batch:
     if isinstance(item, Batch):
         checked = checked_batch(item.x, item.y)
-        columns = {name: as_ids(values) if name == ID else values for name, values in item.columns.items()}
+        columns = checked_columns(item.columns, len(checked))
         return Batch(checked.x, checked.y, _tasks(item.task, len(checked)), columns=columns)
     if not isinstance(item, tuple | list) or len(item) not in (2, 3):
         raise InvalidType(f"the data must yield (x, y), (x, y, task) or a Batch; it yielded a {type(item).__name__}")

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..batch import Batch, Step, Tree, checked_batch, given, unchanged
+from ..batch import Batch, Step, Tree, given, unchanged
 from ..batchnorm import BatchNormPolicy, policy
 from ..checks import (
     check_budget,
@@ -24,8 +24,8 @@ from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import columns_to_store, reads_average
 from ..memory import Memory
-from ..memory.ids import with_ids
 from ..network import Network
+from ..padding import Padding
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
 from ..transforms import Augmentation, Transform
@@ -67,6 +67,7 @@ class Replay(Learner):
         replay_weight: float = 1.0,
         exclude_current_task: bool = True,
         augment: Transform | None = None,
+        pad: Padding | None = None,
         average: float | None = None,
         predict_by: PredictBy = "head",
         batchnorm: str | BatchNormPolicy = "auto",
@@ -89,13 +90,15 @@ class Replay(Learner):
             exclude_current_task: Whether stored samples of the incoming batch's task are not eligible.
             augment: Transforms incoming and replayed samples before `prepare`, in training passes alone; see
                 `transforms`. Samples are stored as they came, and candidates are scored as they are stored.
+            pad: A `Padding` for sequences of different lengths; None if all inputs have one shape.
             average: The rate of an `Average` of the weights, which then predicts, with batch-norm statistics
                 re-estimated from the memory; None for the weights themselves. 0.01 is usual.
             predict_by: ``head``, or ``nearest-mean`` of the stored samples' features (`NearestMean`), which needs a
                 last linear layer and one class per sample. While nothing is stored the head predicts.
             batchnorm: ``clean``, ``joint``, ``recalibrated``, ``auto``, or a policy; see `batchnorm`. It has no effect
                 on models without batch-norm.
-            prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1].
+            prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1]. `RunningScaler()`
+                standardizes them by the statistics of the stream.
             precision: See `precision`.
             clip: The largest norm of a gradient.
             seed: Of the random numbers that the model draws.
@@ -120,6 +123,7 @@ class Replay(Learner):
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
         self.exclude_current_task = exclude_current_task
+        self.plain.pad = pad
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
         self._seen: Callable[[Batch], Batch] = unchanged if self.augment is None else self.augment
@@ -130,16 +134,17 @@ class Replay(Learner):
         self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
         self._parts += [] if self.augment is None else [self.augment]
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        network, memory, incoming = self.network, self.memory, with_ids(checked_batch(x, y, task), id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory = self.network, self.memory
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         if self.nearest is not None:
             self.nearest.check(incoming.y)
         with self.lock, all_or_nothing(*self._parts) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
                     seen = self._seen(incoming)
@@ -154,9 +159,9 @@ class Replay(Learner):
                             replayed_loss, second, *_ = engine.gradient(*self._taught(seen), replayed=True)
                             gradient = gradient.plus(second, self.replay_weight)  # ∇ℓ(B_n) + ∇ℓ(B_MC)
                     step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
-            columns = memory.check(incoming, **columns_to_store(self.loss, logits))
-            memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
-            progress = self.progress.after(incoming, self.updates)
+            stored = memory.check(incoming, **columns_to_store(self.loss, logits))
+            memory.keep(incoming, stored)  # M ← UpdateMemory(B_n)
+            progress = self.progress.after(self.plain.ready(incoming)[0], self.updates, logits)
             follow = () if self.average is None else self.average.follow(self.progress.steps, self.updates)
             commit(step, follow, assign(self, progress=progress))
         return Step(loss, replayed_loss, replayed, interference)
@@ -205,7 +210,7 @@ class Replay(Learner):
 
     # -------------------------------------------------------------------------------------------- predicting and state
 
-    def _evaluate(self, x: Tree) -> Tensor:
+    def _evaluate(self, x: Tree) -> Tree:
         return self._pass(x) if self.nearest is None or not len(self.memory) else self.nearest.logits(x)
 
     def _served(self) -> Served:

@@ -41,6 +41,7 @@ class SCR(Learner):
     colors).
     """
 
+    classes_only = True
     memory: Memory
     exclude_current_task = False
 
@@ -85,12 +86,13 @@ class SCR(Learner):
         self.nearest = NearestMean(network, memory, head=head)
         self._parts: list[Undoable] = [network, memory, *([] if self.augment is None else [self.augment])]
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        network, memory, incoming = self.network, self.memory, self._accept(x, y, task, id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory = self.network, self.memory
         self.nearest.check(incoming.y)
         with self.lock, all_or_nothing(*self._parts) as commit:
-            columns = memory.check(incoming)
+            stored = memory.check(incoming)
             step: Operations = ()
             with network.training(self.updates):
                 for _ in range(self.updates):
@@ -103,7 +105,7 @@ class SCR(Learner):
                     losses = self.loss(outputs, views.to(network.device), False)  # ℓ
                     finite(losses.mean())
                     step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
-            memory.keep(incoming, columns)  # M ← UpdateMemory(B_n)
+            memory.keep(incoming, stored)  # M ← UpdateMemory(B_n)
             commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
         first, second = losses.detach().view(2, -1).mean(0).tensor_split([len(incoming)])
         return Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
@@ -135,5 +137,5 @@ class SupervisedContrastive(Described):
         z = F.normalize(at_least_float32(logits).flatten(1), dim=1)
         same = torch.eye(len(z), dtype=torch.bool, device=z.device)
         logs = (z @ z.t() / self.temperature).masked_fill(same, -torch.inf).log_softmax(1)
-        positive = (batch.y[:, None] == batch.y) & ~same
+        positive: Tensor = (batch.y[:, None] == batch.y) & ~same
         return -logs.where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)

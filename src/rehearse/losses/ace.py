@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Batch, Kind
-from .base import at_least_float32, class_targets, per_sample
+from .base import class_logits, class_targets, per_sample
 
 
 class AsymmetricCrossEntropy:
@@ -24,7 +24,7 @@ class AsymmetricCrossEntropy:
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
-        logits = at_least_float32(logits)
+        logits = class_logits(logits, batch.y)
         y = batch.y.long() if replayed else class_targets(logits, batch.y)
         if not replayed:
             absent = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)

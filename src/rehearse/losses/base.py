@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Batch, Kind
+from ..batch import WEIGHT, Batch, Kind, Tree, classes_are_last
 from ..errors import InvalidInput, InvalidType
 
 
@@ -19,14 +19,50 @@ class Loss(Protocol):
     A loss that stores something of each sample beside its target also has a method ``columns(logits)``. It returns what
     to store as a dict of tensors, one entry per sample, from the logits of the incoming pass. At replay the loss finds
     it in ``batch.columns``.
+
+    A loss whose samples do not all count alike in a mean has a method ``counts(batch)``, which returns what each counts
+    for, or None: the mean loss of a batch is then the sum of the values divided by that of the counts. A sample that
+    came with a weight counts so many times.
     """
 
     kind: Kind | None
-    """What the model's outputs mean: logits of ``classes`` (one is right), of ``labels`` (any number is right), or the
-    ``values`` themselves; None if the targets decide."""
+    """What the model's outputs mean: logits of ``classes`` in dimension 1 (one is right), of ``tokens`` (classes in the
+    last dimension), of ``labels`` (any number is right), or the ``values`` themselves; None if the targets decide. For
+    a model with several heads it may be a tuple or dict of them."""
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
+
+
+def mean_loss(loss: Loss, logits: Tree, batch: Batch, replayed: bool) -> Tensor:
+    """Return Σ w ℓ / Σ w c with the sample weights w and the counts c of the loss, which are 1 where there are none.
+
+    It is 0 where the denominator is.
+    """
+    losses, counts, weights = loss(logits, batch, replayed), counts_of(loss, batch), batch.columns.get(WEIGHT)
+    if weights is None and counts is None:
+        return losses.mean()
+    shares = losses.new_ones(len(losses)) if weights is None else weights.to(losses)
+    total = (shares if counts is None else shares * counts.to(losses)).sum()
+    return (shares * losses).sum() / total.clamp_min(torch.finfo(losses.dtype).tiny)
+
+
+def weighted_losses(loss: Loss, logits: Tree, batch: Batch, replayed: bool) -> Tensor:
+    """Return w ℓ of each sample: what candidates are compared by."""
+    losses, weights = loss(logits, batch, replayed), batch.columns.get(WEIGHT)
+    return losses if weights is None else losses * weights.to(losses)
+
+
+def counts_of(loss: Any, batch: Batch) -> Tensor | None:
+    """Return what each sample counts for in the mean, or None if all count alike."""
+    counts: Any = getattr(loss, "counts", None)
+    return None if counts is None else counts(batch)
+
+
+def counted(values: Tensor, loss: Loss, batch: Batch) -> Tensor:
+    """Return values to add to those of a loss: as much of them as each sample counts for."""
+    counts = counts_of(loss, batch)
+    return values if counts is None else values * counts.to(values)
 
 
 def columns_to_store(loss: Loss, logits: Tensor) -> dict[str, Tensor]:
@@ -35,30 +71,58 @@ def columns_to_store(loss: Loss, logits: Tensor) -> dict[str, Tensor]:
     return {} if columns is None else dict(columns(logits))
 
 
-def class_targets(logits: Tensor, y: Tensor) -> Tensor:
+def class_targets(logits: Tensor, y: Tree, ignored: int | None = None) -> Tensor:
     """Return the labels as cross-entropy wants them, or raise an error that says what is wrong with them."""
+    check_tensors(logits, y)
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
         raise InvalidInput(f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
-    y, outputs = y.long(), logits.shape[1]
-    low, high = (int(bound) for bound in torch.aminmax(y))
+    labels: Tensor = y.long()
+    outputs = logits.shape[1]
+    low, high = (int(bound) for bound in torch.aminmax(labels))
+    if ignored is not None and (low < 0 or high >= outputs):
+        known = labels[labels != ignored]
+        low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
     if low < 0:
-        raise InvalidInput(f"label {low} is negative; classes are numbered from 0 on")
+        advice = "nn.CrossEntropyLoss() ignores −100" if low == -100 else "classes are numbered from 0 on"
+        raise InvalidInput(f"label {low} is negative; {advice}")
     if high >= outputs:
         raise InvalidInput(f"label {high} is outside the model's {outputs} outputs; grow the head, or renumber labels")
-    return y
+    return labels
+
+
+def class_logits(logits: Tree, y: Tree, dim: int | None = None) -> Tensor:
+    """Return logits as torch's losses want them, in float32 or better and with the classes in dimension 1.
+
+    Args:
+        logits: The model's.
+        y: The labels: their shape shows where the classes are.
+        dim: Where they are, 1 or −1, if that is known.
+    """
+    check_tensors(logits, y)
+    found: Tensor = at_least_float32(logits)
+    if found.ndim < 3 or dim == 1:
+        return found
+    if dim is None and found.shape[:-1] == y.shape == found.shape[:1] + found.shape[2:]:
+        where = f"the classes of outputs of shape {tuple(found.shape)} may be in dimension 1 or in the last"
+        raise InvalidInput(f"{where}; say which: loss=as_loss(nn.CrossEntropyLoss(), dim=-1)")
+    return found.movedim(-1, 1) if dim == -1 or classes_are_last(found, y) else found
 
 
 class CrossEntropy:
-    """ℓ = −log softmax(logits)[y]."""
+    """ℓ = −log softmax(logits)[y]; for several labels per sample (of the tokens of a text, say) their mean."""
 
-    kind: Kind | None = "classes"
+    def __init__(self, dim: int | None = None) -> None:
+        """Say in which dimension the classes are: see `as_loss`."""
+        self.dim = dim
+        self.kind: Kind | None = "tokens" if dim == -1 else "classes"
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
+        logits = class_logits(logits, batch.y, self.dim)
         y = batch.y.long() if replayed else class_targets(logits, batch.y)
-        losses = F.cross_entropy(at_least_float32(logits), y, reduction="none")
+        losses = F.cross_entropy(logits, y, reduction="none")
         return losses if losses.ndim == 1 else losses.flatten(1).mean(1)
 
     def with_gradient(self, logits: Tensor, batch: Batch, replayed: bool) -> tuple[Tensor, Tensor]:
@@ -70,6 +134,14 @@ class CrossEntropy:
         gradient = logs.exp_().div_(n)
         gradient.scatter_add_(1, y[:, None], gradient.new_full((n, 1), -1 / n))
         return losses, gradient.to(logits.dtype)
+
+
+def check_tensors(outputs: Tree, targets: Tree) -> None:
+    """Refuse trees, which only a loss of the user's own can judge."""
+    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
+        given = f"outputs in a {type(outputs).__name__} and targets in a {type(targets).__name__}"
+        own = "a function (outputs, y) that returns one value per sample"
+        raise InvalidType(f"this loss takes one tensor of each, not {given}; write your own loss: {own}")
 
 
 def per_sample(values: Tensor, samples: int) -> Tensor:

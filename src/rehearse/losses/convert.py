@@ -5,36 +5,66 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Kind
+from ..batch import Batch, Kind, tree_map
 from ..described import short
 from ..errors import InvalidInput, InvalidType, RehearseError
-from .base import CrossEntropy, Loss, at_least_float32, class_targets, per_sample
+from .base import (
+    CrossEntropy,
+    Loss,
+    at_least_float32,
+    check_tensors,
+    class_logits,
+    class_targets,
+    counts_of,
+    per_sample,
+)
 
 
 class _FromModule:
-    """One of torch's loss modules, without its reduction and averaged by sample."""
+    """One of torch's loss modules, by sample; the mean over a batch is the module's own."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = copy.copy(module)
+    def __init__(self, module: nn.Module, dim: int | None) -> None:
+        self._module, self.dim, self._sums = copy.copy(module), dim, module.reduction == "batchmean"
         self._module.reduction = "none"  # type: ignore[assignment]
         self._classes = isinstance(module, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
         labels = isinstance(module, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss)
-        self.kind: Kind | None = "classes" if self._classes else "labels" if labels else "values"
+        classes: Kind = "tokens" if dim == -1 else "classes"
+        self.kind: Kind | None = classes if self._classes else "labels" if labels else "values"
+        self._ignored: Any = getattr(module, "ignore_index", None)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
-        logits, y = at_least_float32(logits), batch.y
+        y = batch.y
+        check_tensors(logits, y)
         if not self._classes:
+            logits = at_least_float32(logits)
             y = _value_targets(logits, y)
-        elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape:
-            y = y.to(logits.dtype)  # a probability for each class
         else:
-            y = y.long() if replayed else class_targets(logits, y)
-        return per_sample(_judge(self._module, logits, y), len(batch))
+            soft = isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape
+            logits = class_logits(logits, y, self.dim)
+            if soft:  # a probability for each class
+                y = (y.movedim(-1, 1) if self.dim == -1 else y).to(logits.dtype)
+            else:
+                y = y.long() if replayed else class_targets(logits, y, self._ignored)
+        losses = _judge(self._module, logits, y)
+        return losses.flatten(1).sum(1) if self._sums else per_sample(losses, len(batch))
+
+    def counts(self, batch: Batch) -> Tensor | None:
+        """Return the mean weight of each sample's classes, where an ignored target weighs 0; torch divides by these."""
+        weight, y = getattr(self._module, "weight", None), batch.y.long()
+        if self._ignored is None or batch.y.is_floating_point():
+            return None
+        ignored = y == self._ignored
+        if weight is None and not bool(ignored.any()):
+            return None
+        counts = torch.ones(y.shape, device=y.device) if weight is None else weight[y.masked_fill(ignored, 0)]
+        return per_sample(counts.masked_fill(ignored, 0), len(batch))
 
     def __repr__(self) -> str:
         return repr(self._module)
@@ -44,14 +74,21 @@ class _FromCallable:
     """A user's ``(logits, y)``, or ``(logits, batch, replayed)`` if it is ``full``."""
 
     def __init__(self, function: Callable[..., Tensor], full: bool) -> None:
-        self._function, self._full = function, full
+        self._function, self._full, self.counts = function, full, partial(counts_of, function)
         self.kind: Kind | None = getattr(function, "kind", None)  # None: the targets decide
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
         n, arguments = len(batch), (batch, replayed) if self._full else (batch.y,)
-        values = _judge(self._function, at_least_float32(logits), *arguments)
-        if n > 1 and values.shape == (n, n) and logits.shape == (n, 1) and batch.y.shape == (n,):
+        values = _judge(self._function, tree_map(at_least_float32, logits), *arguments)
+        if (
+            n > 1
+            and isinstance(logits, Tensor)
+            and isinstance(batch.y, Tensor)
+            and values.shape == (n, n)
+            and logits.shape == (n, 1)
+            and batch.y.shape == (n,)
+        ):
             compared = f"the loss compares outputs of shape ({n}, 1) with targets of shape ({n},), each with all"
             raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
@@ -60,21 +97,30 @@ class _FromCallable:
         return short(self._function)
 
 
-def as_loss(loss: Any) -> Loss:
-    """Return any of the accepted forms as a `Loss`; None is cross-entropy."""
-    if loss is None:
-        return CrossEntropy()
-    if isinstance(loss, nn.modules.loss._Loss):
-        return _FromModule(loss)
+def as_loss(loss: Any, dim: int | None = None) -> Loss:
+    """Return any of the accepted forms as a `Loss`; None is cross-entropy.
+
+    Args:
+        loss: One of torch's loss modules, a function, or a `Loss`.
+        dim: For None and a loss module of torch: where the classes are in outputs of more than two dimensions, 1
+            (torch's convention) or −1 (that of language models). By default the labels' shape shows it: (N, C, T) and
+            (N, T, C) both have labels (N, T). Outputs that could be either are refused.
+    """
+    if dim not in (None, 1, -1):
+        raise InvalidInput(f"dim is {dim!r}; the classes are in dimension 1 or −1")
+    if loss is None or isinstance(loss, nn.modules.loss._Loss):
+        return CrossEntropy(dim) if loss is None else _FromModule(loss, dim)
+    if dim is not None:
+        raise InvalidInput("dim is for losses of torch; give your own an attribute kind: 'tokens' or 'classes'")
     if isinstance(loss, type) or not callable(loss):
         raise InvalidType(f"the loss must be callable, this is {loss!r}; use nn.CrossEntropyLoss(), for example")
-    if isinstance(loss, Loss):
-        return loss
     try:
         parameters = inspect.signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters.values()
     except (TypeError, ValueError):
-        return _FromCallable(loss, full=False)
+        return loss if isinstance(loss, Loss) else _FromCallable(loss, full=False)
     needed = [p for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if isinstance(loss, Loss) and len(needed) != 2:  # a function (outputs, y) may have a kind too
+        return loss
     return _FromCallable(loss, full=len(needed) == 3)
 
 

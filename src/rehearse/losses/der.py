@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,7 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import at_least_float32
+from .base import at_least_float32, counted, counts_of
 from .convert import as_loss
 
 DRAW: Final = "draw"
@@ -36,12 +37,13 @@ class DarkExperience(Described):
         check_not_negative(alpha=alpha, beta=beta)
         self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
+        self.counts = partial(counts_of, self.loss)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
         if not replayed:
             return self.loss(logits, batch, False)
-        distance = _distance(at_least_float32(logits), batch.columns["logits"])
+        distance = counted(_distance(at_least_float32(logits), batch.columns["logits"]), self.loss, batch)
         error = self.loss(logits, batch, True)
         if DRAW not in batch.columns:
             return self.alpha * distance + self.beta * error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import at_least_float32, columns_to_store
+from .base import class_logits, columns_to_store, counted, counts_of, per_sample
 from .convert import as_loss
 
 AVERAGED: Final = "averaged"
@@ -38,16 +39,18 @@ class AveragedDistillation(Described):
             raise InvalidInput("temperature is 0; it must be positive")
         self.weight, self.temperature, self.loss = weight, temperature, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
+        self.counts = partial(counts_of, self.loss)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
         losses = self.loss(logits, batch, replayed)
         if AVERAGED not in batch.columns:
             return losses
-        t = self.temperature
-        own, taught = (F.log_softmax(at_least_float32(s) / t, dim=1) for s in (logits, batch.columns[AVERAGED]))
-        distance = F.kl_div(own, taught, reduction="none", log_target=True).flatten(1).sum(1)
-        return losses + self.weight * t * t * distance
+        t, dim = self.temperature, getattr(self.loss, "dim", None)
+        both = (class_logits(s, batch.y, dim) for s in (logits, batch.columns[AVERAGED]))
+        own, taught = (F.log_softmax(s / t, dim=1) for s in both)
+        distance = per_sample(F.kl_div(own, taught, reduction="none", log_target=True).sum(1), len(batch))
+        return losses + self.weight * t * t * counted(distance, self.loss, batch)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
         """Return what ℓ wants stored."""

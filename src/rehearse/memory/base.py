@@ -13,17 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch, Tree, as_tensor, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..batch import Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
 from ..forms import Form, check, count
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
-from .ids import ID, matching, named_ids, no_ids, one_id_per_sample, slot_numbers
+from .ids import OPTIONAL, checked_columns, matching, named_ids, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
-from .rows import ARRIVED, RESERVED, TARGET, TASK, Rows, as_batch
+from .rows import ARRIVED, TARGET, TASK, Rows, as_batch
 from .saved import generator_state, saved_form, saved_samples
 
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
@@ -44,6 +44,8 @@ class Memory(Described, ABC):
 
     _policy: ClassVar[tuple[str, ...]] = ()
     """The attributes that hold what the policy knows beyond the count of samples seen."""
+    _numbered: ClassVar[bool] = False
+    """Whether a sample's number in the stream decides its slot, and not the number of samples before it."""
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty.
@@ -96,6 +98,10 @@ class Memory(Described, ABC):
     def __len__(self) -> int:
         return self._index.count()
 
+    def __bool__(self) -> bool:
+        """A memory is true, also an empty one: ``memory or default`` is the memory."""
+        return True
+
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
         """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs besides it.
 
@@ -105,15 +111,11 @@ class Memory(Described, ABC):
         self._check_policy(batch)
         n = len(batch)
         stored = {TARGET: batch.y, TASK: task_column(batch.task, n), ARRIVED: self.seen + torch.arange(n)}
-        for name, values in {**batch.columns, **columns}.items():
-            if name in RESERVED:
-                raise InvalidInput(f"{name!r} is a column of the memory's own; choose another name for yours")
-            column = one_id_per_sample(values, n) if name == ID else as_tensor(values, f"column {name!r}")
-            if column.ndim == 0 or len(column) != n:
-                raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {n} samples")
-            stored[name] = column
-        if ID in self._rows.columns and ID not in stored:
-            stored[ID] = no_ids(n)
+        if twice := batch.columns.keys() & columns.keys():
+            raise InvalidInput(f"the loss stores a column {min(twice)!r} itself; choose another name for yours")
+        stored |= checked_columns({**batch.columns, **columns}, n)
+        lacking = (OPTIONAL.keys() & self._rows.columns.keys()) - stored.keys()
+        stored |= {name: OPTIONAL[name](n) for name in lacking}
         self._rows.check(batch.x, stored)
         return stored
 
@@ -159,6 +161,40 @@ class Memory(Described, ABC):
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
+
+    def adopt(self, other: Memory) -> int:
+        """Take over another memory's samples with all of their columns, and its count of samples seen.
+
+        The samples are offered to this policy in the order in which they came, so that it keeps those that it would
+        keep of them: of a larger reservoir a uniform choice, in a ring the last ones. Later samples are treated as
+        those of a stream of which so many have been seen. Facts such as best losses are about a model and stay behind.
+
+        Args:
+            other: Of any policy and capacity; it stays as it is.
+
+        Returns:
+            The number of samples that are stored now.
+
+        Raises:
+            InvalidInput: If this memory is not new.
+        """
+        if self.seen:
+            raise InvalidInput(f"only a new memory can adopt another's samples, this one has seen {self.seen:,}")
+        held = other.slots()
+        ordered = held[other._rows.columns[ARRIVED][held].argsort()] if len(held) else held
+        with all_or_nothing(self) as commit:
+            self.seen = other.seen - len(held) if self._numbered else 0
+            for some in torch.split(ordered, AT_ONCE) if len(held) else ():
+                batch = other.get(some)
+                columns = self.check(batch)
+                self.keep(batch, columns | {ARRIVED: other._rows.columns[ARRIVED][some]})
+            self.seen = other.seen
+            self._adopt_policy(other)
+            commit(())
+        return len(self)
+
+    def _adopt_policy(self, other: Memory) -> None:
+        """Take over what the policy knows of the samples that another memory has seen."""
 
     # ----------------------------------------------------------------------------------------------- retrieving
 
@@ -309,10 +345,11 @@ class Memory(Described, ABC):
         if not len(self):
             return {**held, "classes": {}, "tasks": {}}
         slots, columns = torch.from_numpy(self._index.occupied()), self._rows.columns
-        y, ages = columns[TARGET][slots], (self.seen - 1 - columns[ARRIVED][slots]).double()
+        y, ages = columns[TARGET], (self.seen - 1 - columns[ARRIVED][slots]).double()
+        labeled = isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point()
         return {
             **held,
-            "classes": _tally(y) if y.ndim == 1 and not y.is_floating_point() else {},
+            "classes": _tally(y[slots]) if labeled else {},
             "tasks": _tally(columns[TASK][slots]),
             "age": {"least": ages.min().item(), "median": ages.median().item(), "most": ages.max().item()},
         }

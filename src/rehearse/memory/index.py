@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError
-from ..forms import check, count, each, integers
+from ..forms import check, count, each, numbers
 from .changes import Changes
 
 Slots = NDArray[np.int64]
@@ -103,8 +103,8 @@ class TaskIndex:
     @classmethod
     def from_state(cls, capacity: int, changes: Changes, state: dict[str, Any]) -> TaskIndex:
         """Return an index that draws as the one that `state` described."""
-        form = {"tasks": each(lambda task: task == -1 or count(task)), "counts": integers(0, capacity + 1)}
-        check(state, form | {"members": integers(0, capacity)}, "the memory's index")
+        form = {"tasks": each(lambda task: task == -1 or count(task)), "counts": numbers(torch.int64, 0, capacity + 1)}
+        check(state, form | {"members": numbers(torch.int64, 0, capacity)}, "the memory's index")
         tasks, members = state["tasks"], state["members"]
         if len(members.unique()) < len(members) or len(set(tasks)) < len(tasks):
             raise CheckpointError("the memory's index has a slot or a task twice")

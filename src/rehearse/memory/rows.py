@@ -9,14 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Batch, Tree, pick, tree_leaves, tree_map
+from ..batch import Batch, Tree, pick, tree_leaves, tree_map, tree_named
 from ..errors import InvalidInput
 from .changes import Changes
-from .ids import ID, no_ids
+from .ids import OPTIONAL
 from .mapped import MappedFile
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"  # columns that every memory has
-RESERVED = frozenset({"x", TARGET, TASK, "slots", ARRIVED})
 
 
 class Rows:
@@ -40,25 +39,29 @@ class Rows:
 
     def check(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse samples that do not look like the stored ones."""
-        if self.x is not None and columns.keys() != self.columns.keys():  # ids alone may come later
-            if columns.keys() != self.columns.keys() | {ID}:
+        if self.x is not None and columns.keys() != self.columns.keys():  # ids and weights alone may come later
+            added = columns.keys() - self.columns.keys()
+            if not self.columns.keys() < columns.keys() or not added <= OPTIONAL.keys():
                 raise InvalidInput(f"this batch has the columns {sorted(columns)}; all need {sorted(self.columns)}")
             if self.file is not None:
-                raise InvalidInput(f"{self.file.path} has no ids: give them from the first batch on, or start anew")
+                lacking = f"{self.file.path} has no column {' or '.join(sorted(added))}"
+                raise InvalidInput(f"{lacking}: give it from the first batch on, or start anew")
         self.check_alike(x, columns)
 
     def check_alike(self, x: Tree, columns: dict[str, Tensor]) -> None:
         """Refuse inputs, or any of the columns, that do not look like the stored ones."""
         if self.x is None:
             return
-        given, held = _named("inputs", x), _named("inputs", self.x)
-        if given.keys() != held.keys():
-            raise InvalidInput(f"the memory holds {', '.join(held)}; this batch has another form: {', '.join(given)}")
-        for name, leaf in given.items():
-            check_leaf(leaf, held[name], name)
-        for name, column in columns.items():
-            if name in self.columns and not _is_wider(column, self.columns[name]):
-                check_leaf(column, self.columns[name], f"column {name!r}")
+        pairs = [("inputs", x, self.x)]
+        known = [(name, column, self.columns[name]) for name, column in columns.items() if name in self.columns]
+        pairs += [(f"column {name!r}", column, held) for name, column, held in known if not _is_wider(column, held)]
+        for name, tree, stored in pairs:
+            given, held = tree_named(tree, name), tree_named(stored, name)
+            if given.keys() != held.keys():
+                form = f"this batch has another form: {', '.join(given)}"
+                raise InvalidInput(f"the memory holds {', '.join(held)}; {form}")
+            for where, leaf in given.items():
+                check_leaf(leaf, held[where], where)
         self.check_widths(columns)
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
@@ -85,7 +88,7 @@ class Rows:
             self._changes.note(held, slots)
         for name, column in columns.items():
             if name not in self.columns:
-                self.columns[name] = no_ids(self.capacity)  # earlier samples had none
+                self.columns[name] = OPTIONAL[name](self.capacity)  # earlier samples had none
             if _is_wider(column, self.columns[name]):
                 added = column.shape[1] - self.columns[name].shape[1]
                 self.columns[name] = F.pad(self.columns[name], (0, added), value=torch.nan)
@@ -122,23 +125,18 @@ def as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -
     return Batch(x, own[0], own[1], slots, columns)
 
 
-def _named(name: str, tree: Tree) -> dict[str, Tensor]:
-    """Return the leaves, each with the name that says where it is."""
-    if isinstance(tree, Tensor):
-        return {name: tree}
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
-    return {where: leaf for key, part in parts for where, leaf in _named(f"{name}[{key!r}]", part).items()}
-
-
 def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:
     """Refuse samples of another shape or dtype than those before."""
     if samples.shape[1:] != held.shape[1:]:
         shapes = tuple(samples.shape[1:]), tuple(held.shape[1:])
-        raise InvalidInput(f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}")
+        what = f"{where} of this batch have shape {shapes[0]} per sample, those before had {shapes[1]}"
+        raise InvalidInput(f"{what}; for sequences of different length give the learner pad=Padding(...)")
     if samples.dtype != held.dtype:
         raise InvalidInput(f"{where} of this batch are {samples.dtype}, those before were {held.dtype}; convert them")
 
 
-def _is_wider(samples: Tensor, held: Tensor) -> bool:
+def _is_wider(samples: Tree, held: Tree) -> bool:
+    if not isinstance(samples, Tensor) or not isinstance(held, Tensor):
+        return False
     lists_of_floats = samples.ndim == held.ndim == 2 and samples.dtype == held.dtype and samples.is_floating_point()
     return lists_of_floats and samples.shape[1] > held.shape[1]

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batch import DTYPES, Batch, checked_batch, pick, tree_leaves, tree_map
 from ..errors import CheckpointError
 from ..forms import Form, anything, check, count, optional
-from .ids import ID
+from .ids import OPTIONAL
 from .index import TaskIndex
 from .rows import ARRIVED, TARGET, TASK, as_batch
 
@@ -34,8 +34,8 @@ def saved_samples(state: dict[str, Any], index: TaskIndex) -> Batch | None:
     if x is None:
         return None
     number = torch.empty(used, dtype=torch.int64)
-    own = dict.fromkeys({ID} & columns.keys(), number) | {TARGET: Tensor, TASK: number, ARRIVED: number}
-    check(columns, dict.fromkeys(columns, Tensor) | own, "the saved memory's columns")
+    own = {name: OPTIONAL[name](used) for name in OPTIONAL.keys() & columns.keys()} | {TASK: number, ARRIVED: number}
+    check(columns, dict.fromkeys(columns, Tensor) | own | {TARGET: anything}, "the saved memory's columns")
     leaves = tree_leaves((x, columns))
     if not all(isinstance(leaf, Tensor) and leaf.dtype in DTYPES and leaf.shape[:1] == (used,) for leaf in leaves):
         raise CheckpointError(f"the saved memory's columns are not tensors of {used} real numbers or lists of them")

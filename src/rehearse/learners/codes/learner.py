@@ -58,6 +58,7 @@ class CodeReplay(Learner):
     updated. ``forward_passes`` counts samples through the classifier, the encoder or the decoder.
     """
 
+    classes_only = True
     memory: Memory
 
     def __init__(
@@ -162,9 +163,10 @@ class CodeReplay(Learner):
 
     # --------------------------------------------------------------------------------------------- the classifier
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from the autoencoded batch and from decoded codes, then store its codes; see `Learner.observe`."""
-        incoming, network, memory, coded = self._accept(x, y, task, id), self.network, self.memory, self.coded
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        network, memory, coded = self.network, self.memory, self.coded
         with self.lock, all_or_nothing(*self._networks(), memory, coded, self, *self._searches()) as commit:
             self._check_inputs(incoming.x)
             self._enter(incoming)

@@ -71,6 +71,8 @@ class GenerativeReplay(Learner):
     classifier or the generator.
     """
 
+    classes_only = True
+
     def __init__(
         self,
         classifier: nn.Module,
@@ -147,9 +149,9 @@ class GenerativeReplay(Learner):
         with self.lock:
             self.generator_network.optimizer = optimizer
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None) -> Step:
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from what the previous generator imagines; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id)
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(*self._networks(), *self._searches()) as commit:
             operations: Operations = ()
             with self.network.training(self.updates), self.generator_network.training(self.updates):
@@ -178,9 +180,9 @@ class GenerativeReplay(Learner):
         with self.lock:
             self.past = self._taken(self.past)
 
-    def _accept(self, x: Tree, y: Any, task: Any, id: Any = None) -> Batch:
+    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
         """Check a batch, and with the first one the generator; changes nothing."""
-        incoming = super()._accept(x, y, task, id)
+        incoming = super()._accept(x, y, task, **columns)
         if not self.progress.samples:
             with self._read_only(), borrowed(self.network.random):
                 first = self._inputs(tree_map(lambda leaf: leaf[:2], incoming.x))

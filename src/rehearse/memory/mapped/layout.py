@@ -35,7 +35,7 @@ class Layout:
             offset += -(-samples[0].numel() * samples.element_size() // WORD) * WORD
             return place
 
-        described = _describe(tree_map(leaf, x)), {name: {"leaf": leaf(column)} for name, column in columns.items()}
+        described = _describe(tree_map(leaf, x)), {n: _describe(tree_map(leaf, part)) for n, part in columns.items()}
         return cls(json.dumps({"row_bytes": offset, "x": described[0], "columns": described[1]}, sort_keys=True))
 
     def views(self, rows: Bytes) -> tuple[Tree, dict[str, Tensor]]:
