@@ -60,9 +60,9 @@ class ClassBalancedMemory(Memory):
             return filled
         donor = max(self._share.values(), key=len)
         if len(own) < seen - 1 or len(own) == len(donor):  # it was, or it is, the largest: no longer held whole
-            drawn = int(self._insertion.numbers(torch.int64, 0, seen))
+            drawn = int(self._insertion.integers(0, seen))
             return own[drawn] if drawn < len(own) else -1
-        place = int(self._insertion.numbers(torch.int64, 0, len(donor)))
+        place = int(self._insertion.integers(0, len(donor)))
         self._changes.add(donor.__setitem__, place, donor[place])
         self._changes.add(donor.__setitem__, slice(len(donor) - 1, None), donor[-1:])
         slot, donor[place] = donor[place], donor[-1]
