@@ -33,15 +33,15 @@ from ..batch import (
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..described import Described, short
-from ..diagnose import Diagnosis, diagnosed_slots
-from ..engine import Layers, Passed, Plain
+from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
+from ..engine import Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..forms import anything, check, count, optional
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import ID, checked_columns
-from ..network import Network, VirtualStep
+from ..network import Network
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..states import load_network_state, move_network, network_state
@@ -50,11 +50,7 @@ from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
 
-DIAGNOSED_AT_ONCE = 1000
-Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
-"""The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
-KINDS = (None, *get_args(Kind))
-PROGRESS = (optional(count), lambda kind: all(one in KINDS for one in tree_leaves(kind)), count, count)
+PROGRESS = (optional(count), lambda kind: {*tree_leaves(kind)} <= {None, *get_args(Kind)}, count, count)
 """The form of `Progress`."""
 
 
@@ -345,16 +341,7 @@ class Learner(Described, ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
-            plain, passed, virtual_step, layers = self._diagnosing(batch)
-            # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
-            parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
-            losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
-        before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
-        interference, order = (after - before).sort(descending=True, stable=True)
-        labels, tasks = tree_concatenate([(part.y, torch.as_tensor(part.task)) for part in parts])
-        found = (slots, labels, tasks, before, after)
-        slots, labels, tasks, before, after = tree_map(lambda values: values[order], found)
-        return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)
+            return diagnosed(self.memory, slots, *self._diagnosing(batch))
 
     def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Return what `diagnose` judges stored samples by: the step on this batch that it looks ahead to."""
@@ -419,8 +406,7 @@ class Learner(Described, ABC):
         Raises:
             CheckpointError: If the state does not fit.
         """
-        if not isinstance(state, dict):
-            raise CheckpointError(f"a state is a dict, as state_dict returns it; this is a {type(state).__name__}")
+        check(state, dict, "the state, which must be what state_dict returned,")
         if state.get("learner") != type(self).__name__:
             raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {type(self).__name__}")
         with self.lock:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..batch import Batch, Step, Tree, checked_batch, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
 from ..checks import check_choice, check_memory, check_positive
+from ..diagnose import Diagnosing
 from ..engine import Plain, joined
 from ..errors import InvalidInput
 from ..forms import alike, anything, check, count, each, optional
@@ -26,7 +27,7 @@ from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
-from .base import Diagnosing, Learner
+from .base import Learner
 from .nearest_mean import NearestMean
 
 Keep = Literal["memory", "task"]

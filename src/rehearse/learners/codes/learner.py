@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
 from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
+from ...diagnose import Diagnosing
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
 from ...forms import alike, anything, check, count, optional
@@ -24,7 +25,7 @@ from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
-from ..base import Diagnosing, Learner
+from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
 from .search import CodeSearch, check_search
