@@ -1,7 +1,7 @@
 """Every claim of the summary, and every count of verdicts, recomputed from results/ without the code of the report.
 
 Nothing here is from lab/paper, lab/report or lab/statistics: results are read as JSON, matched by the fields of their
-specs, and compared by scipy. A claim of README.md that is not known here fails.
+specs, and compared by scipy. A claim of docs/results.md that is not known here fails.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def bullets(file: Path) -> list[str]:
 
 
 def test_every_claim_of_the_summary_follows_from_the_results() -> None:
-    claims, runs = bullets(ROOT / "README.md"), compared()
+    claims, runs = bullets(ROOT / "docs" / "results.md"), compared()
     assert len(claims) >= 8
     for claim in claims:
         sentence, _, numbers = claim.partition(" (")
@@ -202,7 +202,7 @@ def test_every_claim_of_the_summary_follows_from_the_results() -> None:
 
 
 def test_the_page_of_the_controls_makes_the_same_claims() -> None:
-    assert bullets(ROOT / "docs" / "what-makes-it-work.md") == bullets(ROOT / "README.md")
+    assert bullets(ROOT / "docs" / "what-makes-it-work.md") == bullets(ROOT / "docs" / "results.md")
 
 
 # --------------------------------------------------------------------------------------------------- counts of verdicts
