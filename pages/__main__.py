@@ -1,4 +1,4 @@
-"""``python -m pages``: write docs/what-makes-it-work.md, its figures, and the marks of the front pages from results/."""
+"""``python -m pages``: write docs/what-makes-it-work.md, its figures, and the marks of front pages from results/."""
 
 from __future__ import annotations
 

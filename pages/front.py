@@ -127,8 +127,8 @@ def caption(front: Outcome) -> str:
     """Return the numbers of the picture in words."""
     shown = ", ".join(f"`{row}` {_accuracy(front, row, SPLIT)}" for row in _shown(front))
     return (
-        f"{SPLIT}, five tasks of two digits; replay stores 500 samples. Accuracy on all ten digits at the end, in per cent, "
-        f"mean ± half the 95 % interval: {shown}."
+        f"{SPLIT}, five tasks of two digits; replay stores 500 samples. Accuracy on all ten digits at the end, in "
+        f"per cent, mean ± half the 95 % interval: {shown}."
     )
 
 
