@@ -41,14 +41,21 @@ def text_of(found: Any) -> str:
     return "\n".join(inspect.cleandoc(part.__doc__ or "") for part in parts)
 
 
-REFERENCED = {name: pkgutil.resolve_name(name) for page in sorted(DOCS.rglob("*.md")) for name in REFERENCE.findall(page.read_text())}
+PAGES = [page.read_text() for page in sorted(DOCS.rglob("*.md"))]
+REFERENCED = {name: pkgutil.resolve_name(name) for page in PAGES for name in REFERENCE.findall(page)}
 
 
 def callables() -> Iterator[tuple[str, Any, str]]:
-    """Each function and constructor of the reference, and the methods of what people call, with the text to search."""
+    """Each function and constructor of the reference, and the methods of what people call, with the text to search.
+
+    What the functions of a module share may be in the docstring of the module.
+    """
     for place, found in REFERENCED.items():
         if inspect.ismodule(found):
-            yield from ((f"{place}.{n}", f, text_of(f)) for n, f in vars(found).items() if own(f, n, place))
+            functions = {name: value for name, value in vars(found).items() if own(value, name, place)}
+            yield from (
+                (f"{place}.{name}", value, text_of(found) + text_of(value)) for name, value in functions.items()
+            )
         elif isinstance(found, type):
             if issubclass(found, BaseException) or getattr(found, "_is_protocol", False):
                 continue

@@ -70,7 +70,7 @@ class Color(Described):
     """Change contrast and brightness of each image by random factors c and b: x ← b · (mean + c · (x − mean))."""
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2) -> None:
-        """Set how far the factors may lie from 1."""
+        """Set how far the factors may lie from 1: b by ``brightness``, c by ``contrast``."""
         check_fractions(brightness=brightness, contrast=contrast)
         self.brightness, self.contrast = brightness, contrast
 
@@ -88,7 +88,7 @@ class Chain(Described):
     """One transform after the other."""
 
     def __init__(self, *transforms: Transform) -> None:
-        """Set the transforms, the first one first."""
+        """Set the ``transforms``, the first one first."""
         self.transforms = tuple(map(checked_transform, transforms))
 
     def __call__(self, x: Tree, generator: Generator) -> Tree:

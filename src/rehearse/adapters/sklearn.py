@@ -63,7 +63,7 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
     random_state: Any = None
 
     def fit(self, X: Any, y: Any) -> RehearsalClassifier:
-        """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
+        """Reset the model and learn from samples ``X`` with labels ``y``: ``epochs`` passes, each in another order."""
         X, y = self._samples_and_labels(X, y, first=True)
         check_positive(epochs=self.epochs)
         self._start(X, np.unique(y))
@@ -73,7 +73,7 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> RehearsalClassifier:
-        """Continue to learn from these samples, in this order, once.
+        """Continue to learn from samples ``X`` with labels ``y``, in this order, once.
 
         ``classes`` may announce labels that are still to come. Samples that cannot be learned from are refused before
         anything is learned; the one exception is a loss that stops being finite, which is found on the way.
@@ -92,14 +92,14 @@ class RehearsalClassifier(Settings, ClassifierMixin, BaseEstimator):  # type: ig
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray[Any, Any]:
-        """Return the probability of each of ``classes_``, one row per sample, in float64."""
+        """Return the probability of each of ``classes_``, one row per sample in ``X``, in float64."""
         check_is_fitted(self, "learner_")
         X = self._samples(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
         logits: torch.Tensor = self.learner_.logits(torch.from_numpy(X)).cpu().double()
         return logits[:, torch.from_numpy(self._outputs)].softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray[Any, Any]:
-        """Return the most likely label of each sample."""
+        """Return the most likely label of each sample in ``X``."""
         best = self.predict_proba(X).argmax(1)  # first: it refuses a classifier that has not been fitted
         return np.asarray(self.classes_[best])
 
