@@ -1,24 +1,49 @@
-"""A tabular stream with drift in river: a concept goes, another comes, and both return.
+"""All labels change their meaning halfway through a stream in river: stored samples now teach what is wrong.
 
-The labels contradict each other, so this is a choice: a reservoir keeps the concept that returns and is slow with
-the new one; a short ring lets go of the past and follows.
+Three ways out: a detector of drift upon which the stored samples are forgotten and the model adapts; river's
+DriftRetrainingClassifier, which begins with a new model; and a short ring, without a detector.
 Needs the extra: rehearse-torch[river]
 """
 
-from itertools import islice
-
-from river import metrics, preprocessing
-from river.datasets import synth
+import numpy as np
+from river import drift, metrics
 
 from rehearse.adapters.river import RehearsalClassifier
 
-PERIOD = 400
+FLIP, LENGTH = 600, 1500
 
-for memory, size in (("reservoir", 200), ("ring", 30)):
-    model = preprocessing.StandardScaler() | RehearsalClassifier(memory=memory, memory_size=size, hidden=(32,), seed=0)
-    for period, concept in enumerate([0, 1, 0, 1]):
-        accuracy = metrics.Accuracy()
-        for x, y in islice(synth.STAGGER(classification_function=concept, seed=period), PERIOD):
-            accuracy.update(y, model.predict_one(x))  # test first
-            model.learn_one(x, y)  # then train
-        print(f"{memory}, period {period}, concept {concept}: {accuracy}")
+
+class ForgetsUponDrift(RehearsalClassifier):
+    """Forgets all stored samples when its mistakes become more frequent."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.detector = drift.ADWIN()
+
+    def learn_one(self, x, y, w=1.0):
+        before, mistake = self.detector.estimation, self.predict_one(x) != y
+        self.detector.update(mistake)
+        if self.detector.drift_detected and self.detector.estimation > before and self.learner is not None:
+            self.learner.forget(slots=self.learner.memory.slots())
+        super().learn_one(x, y, w)
+
+
+MODELS = {
+    "as it is": RehearsalClassifier(seed=0),
+    "forgets upon drift": ForgetsUponDrift(seed=0),
+    "retrained upon drift": drift.DriftRetrainingClassifier(RehearsalClassifier(seed=0), drift.binary.DDM()),
+    "ring of 200": RehearsalClassifier(memory="ring", memory_size=200, retrieval="uniform", seed=0),
+}
+points = np.random.default_rng(0).normal(size=(LENGTH, 5)) * [1, 10, 0.1, 1, 5] + [0, 100, 1, 0, -20]
+weights = np.array([1, -0.1, 10, 1, 0.2])
+above = points @ weights > np.median(points @ weights)
+
+for name, model in MODELS.items():
+    accuracies = [metrics.Accuracy(), metrics.Accuracy(), metrics.Accuracy()]
+    for number, (values, label) in enumerate(zip(points.tolist(), above.tolist(), strict=True)):
+        x, y = dict(enumerate(values)), label != (number >= FLIP)
+        part = 0 if number < FLIP else 1 if number < FLIP + 200 else 2
+        accuracies[part].update(y, model.predict_one(x))  # test first
+        model.learn_one(x, y)  # then train
+    before, soon, later = (f"{accuracy.get():.2f}" for accuracy in accuracies)
+    print(f"{name}: before the flip {before}, in the 200 samples after it {soon}, then {later}")

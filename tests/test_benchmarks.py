@@ -81,6 +81,22 @@ def test_alarms_of_a_monitor_and_its_cost_are_measured(output):
     assert "| learner | ms a step | with a monitor | ratio |" in tables
 
 
+def test_wrong_labels_are_counted_among_the_replayed(output):
+    assert "| MI-1, low losses |" in output("label_noise", "--quick")
+
+
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        ("choose", "| batch_size 1, retrieval"),
+        ("compare", "| ARFClassifier |"),
+        ("ordered", "| river, a running scaler in front |"),
+    ],
+)
+def test_settings_of_the_river_adapter_are_compared(output, what, found):
+    assert found in output("river_defaults", what, "--quick")
+
+
 def test_a_setting_is_chosen_on_the_validation_split(output):
     table = output("choose_settings", "er-ace", "--stream", "split-mnist-5k", "--samples", "10")
     assert table.count("\n| **") == 1

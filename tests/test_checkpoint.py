@@ -348,3 +348,8 @@ def test_what_is_no_file_is_never_replaced(kind: str, tmp_path: Path) -> None:
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot write"):
         write_state(tmp_path / "none" / "state", {})
+
+
+def test_a_file_names_the_version_of_the_package_that_wrote_it(tmp_path: Path) -> None:
+    rehearse.save(learner(), tmp_path / "saved")
+    assert read_state(tmp_path / "saved")["package"] == rehearse.__version__

@@ -27,7 +27,7 @@ SAYS = {
     "pretrained_backbone": "8 outputs",
     "regression_stream": "over all windows",
     "resume_after_crash": "the same to the bit",
-    "river_drift": "period 3",
+    "river_drift": "ring of 200",
     "text_token_ids": "money",
     "token_classification": "of the first topic's words",
     "two_heads": "of all kinds",
@@ -104,14 +104,17 @@ def test_every_topic_of_the_text_example_is_still_known(output):
 
 
 @pytest.mark.xdist_group("examples")
-def test_a_reservoir_keeps_the_concept_that_returns_and_a_ring_follows_the_new_one(output):
-    accuracy = numbers(output("river_drift"), r"(\d+\.\d+)%")
-    reservoir, ring = accuracy[:4], accuracy[4:]
-    assert reservoir[2] > ring[2]
-    assert ring[1] > reservoir[1]
-
-
-@pytest.mark.xdist_group("examples")
 def test_the_adapted_language_model_still_knows_the_first_topic(output):
     without, with_replay = numbers(output("language_model_lora"), r"(\d+)% of the first")
     assert with_replay > without + 20
+
+
+@pytest.mark.xdist_group("examples")
+def test_models_that_notice_or_let_go_survive_a_flip_of_all_labels(output):
+    text = output("river_drift")
+    before, soon, later = (
+        numbers(text, pattern) for pattern in (r"the flip ([\d.]+)", r"it ([\d.]+)", r"then ([\d.]+)")
+    )
+    assert min(before) > 0.9
+    assert min(later[1:]) > 0.93 > later[0]
+    assert min(soon[1:]) > soon[0]

@@ -69,7 +69,7 @@ class Batch:
         return Batch(x, y, task, slots, columns)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Step:
     """What one `observe` did, as of its last update.
 
@@ -84,6 +84,12 @@ class Step:
     replayed_loss: float | None = None
     replayed: Batch | None = None
     interference: Tensor | None = None
+
+    def __repr__(self) -> str:
+        """Name losses and counts; images would flood a terminal."""
+        replayed = f", {self.replayed_loss:.4g} of {len(self.replayed)} replayed" if self.replayed is not None else ""
+        scored = f", interference up to {self.interference.max():.4g}" if self.interference is not None else ""
+        return f"Step(loss {self.incoming_loss:.4g}{replayed}{scored})"
 
 
 class Progress(NamedTuple):

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import struct
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,7 +49,11 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str]) -> None:
     if not isinstance(learner, Learner | Monitor):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
     state, samples = learner.state_dict(), isinstance(learner, Monitor) or learner.memory is not None
-    write_state(path, {"content": LEARNER, "state": state}, mode=0o600 if samples else 0o666)
+    write_state(
+        path,
+        {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state},
+        mode=0o600 if samples else 0o666,
+    )
     learner.confirm(state)
 
 

@@ -27,6 +27,7 @@ from .heads import outputs
 from .losses import at_least_float32
 from .precision import resolve_precision
 from .random import RandomState
+from .transforms import Observer
 from .twin import Mode, Twin
 from .undo import Operations, Restore, run
 
@@ -80,7 +81,8 @@ class Network:
         Args:
             model: Called with a tensor, with the items of a tuple, or with the keywords of a dict.
             optimizer: Any optimizer of the model's parameters that needs no closure.
-            prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1].
+            prepare: Turns stored inputs into the model's; by default bytes become floats in [0, 1]. An `Observer`
+                such as `RunningScaler` learns from incoming inputs.
             precision: ``auto``, ``float32``, ``bfloat16`` or ``bfloat16-scoring``; see `precision`.
             clip: The largest norm of a gradient, or None.
             random: What the model draws from in training, or its seed.
@@ -93,6 +95,7 @@ class Network:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
+        self.observer = prepare if isinstance(prepare, Observer) else None
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
@@ -195,13 +198,22 @@ class Network:
         self._leaves_inputs = True
         return found
 
+    def observe(self, x: Tree) -> None:
+        """Show incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`."""
+        if self.observer is not None:
+            self.observer.observe(x)
+
     @contextlib.contextmanager
-    def training(self, steps: int = 1) -> Iterator[None]:
+    def training(self, steps: int = 1, incoming: Tree = None) -> Iterator[None]:
         """Train mode, gradients and the network's own random numbers; inside `all_or_nothing`.
+
+        ``incoming`` inputs are observed first.
 
         Of several ``steps`` only the last is left to the commit: what the others change is saved for the undo. After an
         exception nothing is done here: `snapshot` restores all of it.
         """
+        if incoming is not None:
+            self.observe(incoming)
         if steps > 1:
             self.save_parameters()
         modes = [] if self.model.training else [(module, module.training) for module in self.model.modules()]
@@ -351,6 +363,7 @@ class Network:
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
         copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
+        observed = self.observer.snapshot() if self.observer is not None else None
 
         def restore() -> None:
             for undo in saved:
@@ -363,6 +376,8 @@ class Network:
             run(map(setattr, modules, repeat("training"), modes))
             self.samples_passed = passed
             random()
+            if observed is not None:
+                observed()
             torch.set_grad_enabled(grad)
             torch.set_autocast_enabled(self.device.type, autocast)
 

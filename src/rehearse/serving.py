@@ -89,6 +89,8 @@ class FrozenNetwork(Network):
         if until is not None:
             model.get_submodule(until).register_forward_hook(_input)
         shared = {name: getattr(network, name) for name in ("name", "precision", "prepare")}
+        if network.observer is not None:  # it learns on
+            shared["prepare"] = copy.deepcopy(network.observer)
         self.__setstate__({**shared, "model": model})
 
     def __getstate__(self) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def network_state(network: Network) -> dict[str, Any]:
         "optimizer_kind": type(network.optimizer).__name__,
         "samples_passed": network.samples_passed,
     }
-    return copy.deepcopy(state)
+    observed = {} if network.observer is None else {"prepare": network.observer.state_dict()}
+    return copy.deepcopy(state | observed)
 
 
 @torch.no_grad()
@@ -37,9 +38,12 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: If the state is of another model or optimizer.
     """
+    observed = {} if network.observer is None else {"prepare": dict}
     check(
         state,
-        dict.fromkeys(("model", "buffers", "optimizer"), dict) | {"optimizer_kind": str, "samples_passed": count},
+        dict.fromkeys(("model", "buffers", "optimizer"), dict)
+        | {"optimizer_kind": str, "samples_passed": count}
+        | observed,
         f"the {network.name}'s state",
     )
     fit(network.model, network.optimizer, state["model"], network.least_outputs)
@@ -56,6 +60,8 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
         check_optimizer_state(state["optimizer"], network.optimizer)
     network.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
     network.samples_passed = state["samples_passed"]
+    if network.observer is not None:
+        network.observer.load_state_dict(copy.deepcopy(state["prepare"]))
 
 
 def move_network(network: Network, device: torch.device | str) -> None:

@@ -1,9 +1,12 @@
-"""Transforms of whole batches of images, for ``augment=``.
+"""Transforms of inputs: of images in training, for ``augment=``, and running statistics, for ``prepare=``.
 
-A transform is called ``(x, generator)`` with stored inputs, before `prepare`, and returns inputs of the same shape and
-dtype. It draws from the generator, which belongs to the learner: it is saved, and undone with a step that fails. A
-function of your own may also draw from torch's global state (``augment=lambda x, _: my_transform(x)``): in training
-that is the learner's own, too.
+Samples are stored as they came. Whenever inputs are used they pass `augment` (in training alone), then `prepare`, then
+the model. So statistics that move with the stream apply to all samples alike, stored ones included.
+
+An augmentation is called ``(x, generator)`` with stored inputs and returns inputs of the same shape and dtype. It draws
+from the generator, which belongs to the learner: it is saved, and undone with a step that fails. A function of your own
+may also draw from torch's global state (``augment=lambda x, _: my_transform(x)``): in training that is the learner's
+own, too.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +23,13 @@ from torch import Generator, Tensor
 from .batch import Batch, Tree, tree_map
 from .checks import check_fractions, check_positive
 from .described import Described, short
-from .errors import InvalidInput, InvalidType
+from .errors import CheckpointError, InvalidInput, InvalidType
+from .forms import check, count
 from .random import torch_generator
 from .undo import Restore
 
 Transform = Callable[[Tree, Generator], Tree]
+CONSTANT = 1e-12  # standard deviations, relative to the mean, that are rounding errors
 
 
 class Crop(Described):
@@ -159,3 +164,101 @@ class Augmentation:
 def _shapes(x: Tree) -> Any:
     """Return shape and dtype of every leaf, or the type of what is no tensor."""
     return tree_map(lambda leaf: (*leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf).__name__, x)
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """A ``prepare`` that learns from incoming inputs. What it learns is saved, and undone with a batch that fails.
+
+    `deepcopy` must give an independent copy: a `Predictor` has one.
+    """
+
+    def __call__(self, x: Tree) -> Tree:
+        """Return the model's inputs for stored or incoming ones; changes nothing."""
+
+    def observe(self, x: Tree) -> None:
+        """Learn from an incoming batch, before the model does."""
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the present state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned as tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+
+
+class RunningScaler(Described):
+    """Standardize each feature by its mean and variance over all incoming samples: a ``prepare``.
+
+        x ↦ (x − mean) / std
+
+    Both are exact, whatever the size of the batches, and computed in float64. A feature that has always been the same
+    becomes 0; before the first batch inputs stay as they are. Inputs are one tensor; its features are all places after
+    the first dimension.
+    """
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+    std: Tensor
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        """Start without statistics; the model gets inputs of this dtype."""
+        self.dtype = dtype
+        self._set(0, torch.empty(0), torch.empty(0))
+
+    def _set(self, count: int, mean: Tensor, squares: Tensor) -> None:
+        """Set the number of samples, their mean and the sum of their squared deviations: new tensors, all at once."""
+        mean, squares = mean.double(), squares.double()
+        std = (squares / max(count, 1)).sqrt()
+        std = torch.where(std > CONSTANT * mean.abs(), std, 1.0)  # 1 where a feature is constant
+        vars(self).update(count=count, mean=mean, squares=squares, std=std)
+
+    def observe(self, x: Tree) -> None:
+        """Let a batch move the statistics (Chan's update)."""
+        values = self._checked(x).detach().cpu().double()
+        n, mean = len(values), values.mean(0)
+        squares, total = (values - mean).square().sum(0), self.count + n
+        if self.count:
+            delta = mean - self.mean
+            mean = self.mean + delta * (n / total)
+            squares = self.squares + squares + delta.square() * (self.count * n / total)
+        self._set(total, mean, squares)
+
+    def __call__(self, x: Tree) -> Tensor:
+        """Return standardized inputs."""
+        x = self._checked(x)
+        values: Tensor = x if x.dtype == torch.float64 else x.float()
+        if self.count:
+            values = (values - self.mean.to(values)) / self.std.to(values)
+        return values.to(self.dtype)
+
+    def snapshot(self) -> Restore:
+        """Return a function that restores the statistics."""
+        return partial(vars(self).update, dict(vars(self)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics."""
+        return {"count": self.count, "mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        check(state, {"count": count, "mean": _statistic, "squares": _statistic}, "the scaler's state")
+        if state["mean"].shape != state["squares"].shape or bool((state["squares"] < 0).any()):
+            raise CheckpointError("the scaler's mean and squares in this state do not belong together")
+        self._set(**state)
+
+    def _checked(self, x: Tree) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise InvalidInput("RunningScaler takes one tensor; for a tuple or a dict write a prepare of your own")
+        if self.count and x.shape[1:] != self.mean.shape:
+            raise InvalidInput(
+                f"the inputs have shape {tuple(x.shape[1:])} per sample, before {tuple(self.mean.shape)}"
+            )
+        return x
+
+
+def _statistic(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.float64 and bool(value.isfinite().all())

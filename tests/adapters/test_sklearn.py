@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from own_networks import TokenNetwork, dropout_prototype, image_network, normed_network, small_network
 from sklearn.base import clone
@@ -17,10 +18,12 @@ from sklearn.datasets import load_digits, make_blobs
 from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
-from rehearse.adapters.sklearn import RehearsalClassifier
+from rehearse import RunningScaler
+from rehearse.adapters import building
+from rehearse.adapters.sklearn import RehearsalClassifier, RehearsalRegressor
 from rehearse.errors import RehearseError
 
 ARRAY_API = "check_array_api_input"
@@ -30,13 +33,19 @@ def _name(check) -> str:
     return getattr(check, "func", check).__name__
 
 
-CHECKS = list(estimator_checks_generator(RehearsalClassifier()))
+# Learning is stochastic: a sample of weight 2 is one of two steps of other batches than the same sample twice.
+EXPECTED = {"check_sample_weight_equivalence_on_dense_data": "learning depends on how samples come in batches"}
+CHECKS = [check for kind in (RehearsalClassifier, RehearsalRegressor) for check in estimator_checks_generator(kind())]
+
+
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.xfail(reason=EXPECTED[name], strict=True)] if name in EXPECTED else []
 
 
 @pytest.mark.parametrize(
     ("estimator", "check"),
     [
-        pytest.param(estimator, check, id=f"{number}-{_name(check)}")
+        pytest.param(estimator, check, id=f"{number}-{_name(check)}", marks=_marks(_name(check)))
         for number, (estimator, check) in enumerate(CHECKS)
         if _name(check) != ARRAY_API
     ],
@@ -49,10 +58,11 @@ def test_the_check_that_needs_scipys_array_api_to_be_on():
     """SciPy reads the variable when it is imported, so this one check has a process of its own."""
     program = f"""
 from sklearn.utils.estimator_checks import estimator_checks_generator
-from rehearse.adapters.sklearn import RehearsalClassifier
+from rehearse.adapters.sklearn import RehearsalClassifier, RehearsalRegressor
 checks = [
     (estimator, check)
-    for estimator, check in estimator_checks_generator(RehearsalClassifier())
+    for kind in (RehearsalClassifier, RehearsalRegressor)
+    for estimator, check in estimator_checks_generator(kind())
     if getattr(check, "func", check).__name__ == {ARRAY_API!r}
 ]
 for estimator, check in checks:
@@ -98,10 +108,11 @@ def test_fit_resets_the_model_and_partial_fit_continues(blobs):
     model = RehearsalClassifier(random_state=0, epochs=2).fit(X, y)
     once = weights(model)
     model.partial_fit(X, y)
-    assert model.learner_.samples_observed == 3 * len(X)
+    assert model.learner_.samples_observed == len(X)
+    assert model.learner_.memory.seen == 2 * len(X)
     assert not same(weights(model), once)
     model.fit(X, y)
-    assert model.learner_.samples_observed == 2 * len(X)
+    assert (model.learner_.samples_observed, model.learner_.memory.seen) == (0, len(X))
     assert same(weights(model), once)
 
 
@@ -194,7 +205,7 @@ def dropout_prototype_for_blobs():
 
 def test_in_a_pipeline_after_clone_and_in_a_search(blobs):
     X, y = blobs
-    pipeline = make_pipeline(StandardScaler(), RehearsalClassifier(random_state=0, epochs=3))
+    pipeline = make_pipeline(MinMaxScaler(), RehearsalClassifier(random_state=0, epochs=3))
     assert cross_val_score(clone(pipeline), X * 1000, y, cv=2).mean() > 0.9
     search = GridSearchCV(
         RehearsalClassifier(random_state=0, epochs=1),
@@ -292,7 +303,7 @@ def test_a_lone_last_sample_goes_with_the_batch_before_where_there_is_batch_norm
     X, y = make_blobs(samples, centers=2, n_features=4, random_state=0)
     model = RehearsalClassifier(normed_network, epochs=2, random_state=0).fit(X, y)
     model.partial_fit(X, y)
-    assert model.learner_.samples_observed == 3 * samples
+    assert (model.learner_.samples_observed, model.learner_.memory.seen) == (samples, 2 * samples)
     assert model.learner_.progress.steps == 3 * max(1, samples // 10 + (samples % 10 > 1))
 
 
@@ -302,7 +313,7 @@ def test_a_lone_sample_in_all_is_refused_where_there_is_batch_norm_and_learned_e
     with pytest.raises(RehearseError, match="more than 1 value"):
         model.partial_fit(X[:1], y[:1])
     plain = RehearsalClassifier(small_network, random_state=0).fit(X, y).partial_fit(X[:1], y[:1])
-    assert plain.learner_.samples_observed == 101
+    assert plain.learner_.samples_observed == 1
 
 
 def test_one_replayed_sample_is_too_few_for_batch_norm():
@@ -330,3 +341,84 @@ def test_settings_that_make_no_sense_are_refused_by_name(name, values):
     for value in values:
         with pytest.raises(RehearseError, match=name.replace("memory_size", "capacity|memory_size")):
             RehearsalClassifier(**{name: value}).fit(X, y)
+
+
+# ------------------------------------------------------------------- scales, several labels, values, weights, sparse
+
+
+def shifted(blobs):
+    X, y = blobs
+    return X * [1e4, 1e-3] + [1e6, 5], y
+
+
+def test_inputs_of_any_scale_are_stored_as_they_come_and_learned_class_by_class(blobs):
+    X, y = shifted(blobs)
+    one, off = RehearsalClassifier(random_state=0), RehearsalClassifier(random_state=0, scale=False)
+    for label in range(4):
+        for model in (one, off):
+            model.partial_fit(X[y == label], y[y == label])
+    assert one.score(X, y) > 0.9 > off.score(X, y)
+    stored = one.learner_.memory.all().x
+    assert {tuple(row) for row in stored.tolist()} <= {tuple(row) for row in X.astype(np.float32).tolist()}
+    assert isinstance(one.learner_.network.prepare, RunningScaler)
+    np.testing.assert_allclose(one.learner_.network.prepare.mean, X.mean(0), rtol=1e-5)
+
+
+def test_any_number_of_labels_may_be_right(blobs):
+    X, _ = blobs
+    y = np.stack([X[:, 0] > 0, X[:, 1] > 0, X.sum(1) > 0], 1).astype(int)
+    model = RehearsalClassifier(random_state=0, epochs=20).fit(X, y)
+    assert (model.predict(X) == y).mean() > 0.95
+    assert model.predict_proba(X).shape == y.shape
+    again = RehearsalClassifier(random_state=0)
+    for _ in range(5):
+        again.partial_fit(X, y)
+    assert (again.predict(X) == y).mean() > 0.95
+    for other in (y[:, :2], y[:, 0]):
+        with pytest.raises(RehearseError, match="cannot change"):
+            again.partial_fit(X, other)
+
+
+@pytest.mark.parametrize("outputs", [None, 2])
+def test_values_are_learned_in_their_own_units_and_stored_as_they_come(outputs):
+    draws = np.random.default_rng(0).normal(size=(600, 3))
+    y = 1e5 + 300 * draws[:, 0] - 1000 * draws[:, 1]
+    y = y if outputs is None else np.stack([y, draws[:, 2]], 1)
+    X = draws * [1, 100, 0.01] + 7
+    fitted = RehearsalRegressor(random_state=0).fit(X[:500], y[:500])
+    assert fitted.score(X[500:], y[500:]) > 0.95
+    model = RehearsalRegressor(random_state=0)
+    for start in range(0, 500, 50):
+        model.partial_fit(X[start : start + 50], y[start : start + 50])
+    assert model.score(X[500:], y[500:]) > 0.9
+    assert model.predict(X).shape == y.shape
+    assert model.learner_.memory.all().y.max() > 1e5
+    with pytest.raises(RehearseError, match="per sample"):
+        model.partial_fit(X, np.ones((600, 5)))
+
+
+def test_a_refused_batch_of_values_moves_no_statistics():
+    model = RehearsalRegressor(random_state=0).partial_fit(np.random.default_rng(0).normal(size=(20, 2)), np.arange(20))
+    count = model.learner_.loss.scaler.count
+    with pytest.raises(RehearseError):
+        building.learn(model.learner_, torch.ones(3, 9), torch.ones(3, 1))
+    assert model.learner_.loss.scaler.count == count == 20
+
+
+def test_a_sparse_matrix_is_refused_with_what_to_do(blobs):
+    with pytest.raises(TypeError, match="toarray"):
+        RehearsalClassifier().fit(scipy.sparse.csr_matrix(blobs[0]), blobs[1])
+
+
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_samples_of_weight_zero_teach_nothing_and_classes_have_weights(blobs, method):
+    X, y = blobs
+    wrong = np.where(np.arange(len(y)) % 2, (y + 1) % 4, y)
+    weight = 1.0 * (wrong == y)
+    learn = lambda **given: getattr(RehearsalClassifier(random_state=0), method)(X, wrong, **given)  # noqa: E731
+    assert learn(sample_weight=weight).score(X, y) > 0.95
+    assert learn().score(X, y) < 0.95
+    rare = RehearsalClassifier(random_state=0, class_weight={0: 100})
+    assert (getattr(rare, method)(X, wrong).predict(X) == 0).mean() > (learn().predict(X) == 0).mean() + 0.1
+    with pytest.raises(RehearseError, match="partial_fit"):
+        RehearsalClassifier(class_weight="balanced").partial_fit(X, y)

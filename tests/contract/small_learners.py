@@ -40,7 +40,7 @@ from rehearse.learners.gdumb import GDumb
 from rehearse.losses import AsymmetricCrossEntropy, AveragedDistillation, DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
 from rehearse.nets import MLP, VAE, ConvAutoencoder, GatedMLP
-from rehearse.transforms import Flip
+from rehearse.transforms import Flip, RunningScaler
 
 CLASSES, FEATURES = 4, 8
 
@@ -126,6 +126,7 @@ def replay(
     policy: str = "auto",
     memory: Callable[[Path], Memory] = lambda _: ReservoirMemory(10),
     batches: int = 4,
+    scaled: bool = False,
     **options: Any,
 ) -> Setting:
     def make(folder: Path) -> Case:
@@ -137,6 +138,7 @@ def replay(
             budget=3,
             updates=updates,
             batchnorm=POLICIES[policy](),
+            prepare=RunningScaler() if scaled else None,
             **options,
         )
         return warm(learner, batches)
@@ -247,6 +249,7 @@ def _settings() -> dict[str, Setting]:
         found[f"replay {' '.join(map(str, names))}"] = replay(*names)
     found["replay, bfloat16"] = replay("mi2", model="norm", precision="bfloat16")
     found["replay, clipped"] = replay("mi2", clip=0.1, replay_weight=0.5)
+    found["replay, scaled"] = replay("mi2", optimizer="adam", scaled=True)
     found["replay, first batch"] = replay("mi2", batches=0)
     strong: dict[str, Any] = {"loss": "distilled", "augment": Flip(), "average": 0.1, "predict_by": "nearest-mean"}
     for names in product(("uniform", "mi2", "mi1, every second", "loss"), OPTIMIZERS, (1, 2), ("chain", "norm")):

@@ -28,6 +28,7 @@ CORE = {
     "replay mi2 der adam 2 norm published": 5,
     "replay uniform ce momentum 2 dropout": 4,
     "replay mi2, balanced memory, batch 4": 4,
+    "replay, scaled": 5,
     "replay mi2, mapped memory, batch 0": 4,
     "strong replay mi1, every second adam 2 norm joint": 7,
     "AGEM adam 2 norm": 5,

@@ -1,4 +1,4 @@
-"""What both adapters share: a replay learner from plain settings."""
+"""What both adapters share: a replay learner from plain settings, weights of samples, and scaled targets."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..batch import Batch, Kind
 from ..batchnorm import BatchNormPolicy
-from ..checks import check_choice, check_positive, is_number
+from ..checks import check_choice, check_positive, check_switches, is_number
 from ..errors import InvalidInput, InvalidType
 from ..heads import outputs
-from ..learners import Replay
+from ..learners import Learner, Replay
 from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from ..nets import MLP
 from ..random import seed_sequence
 from ..retrieval import MostInterfered, Retrieval, Uniform
+from ..transforms import RunningScaler
+from ..undo import all_or_nothing
 
 Network: TypeAlias = nn.Module | Callable[[tuple[int, ...], int], nn.Module] | None
 
@@ -46,19 +49,42 @@ class Settings:
     optimizer: str = "adam"
     learning_rate: float = 0.005
     batch_size: int = 10
+    scale: bool = True
+
+
+class ScaledSquaredError:
+    """The squared error of predictions of standardized targets; the targets themselves are stored as they came."""
+
+    kind: Kind | None = "values"
+
+    def __init__(self) -> None:
+        """Start without statistics: targets stay as they are until `learn` has seen some."""
+        self.scaler = RunningScaler()
+
+    def __call__(self, outputs: Tensor, batch: Batch, replayed: bool) -> Tensor:
+        """Return one value per sample."""
+        return (outputs - self.scaler(batch.y).to(outputs)).square().mean(1)
 
 
 def build_learner(
-    of: Settings, input_shape: tuple[int, ...], classes: int, seed: int, batchnorm: str | BatchNormPolicy = "auto"
+    of: Settings,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    batchnorm: str | BatchNormPolicy = "auto",
+    loss: Any = None,
+    floats: bool = True,
 ) -> Replay:
     """Return a learner for that many classes; a network with fewer outputs is grown, one with more keeps the others.
 
     Args:
         of: The settings.
         input_shape: The shape of a sample.
-        classes: The number of classes.
+        classes: The number of classes, or of other outputs.
         seed: Of initial weights, memory and learner.
         batchnorm: See `Replay`.
+        loss: See `Replay`.
+        floats: Whether inputs are measurements, to be scaled, and not bytes or token ids.
     """
     check_choices(of)
     rate = of.learning_rate
@@ -69,6 +95,9 @@ def build_learner(
         # Adam's step is nothing like gradient descent with its learning rate: look ahead to the one that is taken.
         retrieval = MostInterfered(of.candidates, virtual_step="sgd" if of.optimizer == "sgd" else "optimizer")
     model = _build_network(of, input_shape, classes, seed)
+    if of.network is None and isinstance(loss, ScaledSquaredError):
+        model.double()  # values have more digits than float32, and must not depend on what is predicted beside them
+    dtype = next(model.parameters()).dtype
     learner = Replay(
         model,
         OPTIMIZERS[of.optimizer](model.parameters(), lr=float(rate)),
@@ -76,7 +105,9 @@ def build_learner(
         retrieval,
         budget=of.budget,
         updates=of.updates,
+        loss=loss,
         batchnorm=batchnorm,
+        prepare=RunningScaler(dtype) if of.scale and floats else None,
         seed=seed,
     )
     if outputs(model) < classes:
@@ -84,9 +115,27 @@ def build_learner(
     return learner
 
 
+def learn(learner: Learner, x: Tensor, y: Tensor, weight: Tensor | None = None, *, scale: bool = True) -> None:
+    """Let a learner observe a batch, with the weight of each sample if there is one, and its targets' scale first."""
+    targets = [learner.loss.scaler] if scale and isinstance(learner.loss, ScaledSquaredError) else []
+    with all_or_nothing(*targets) as commit:
+        for scaler in targets:
+            scaler.observe(y)
+        learner.observe(x, y, **({} if weight is None else {"weight": weight}))
+        commit(())
+
+
+def predicted_values(learner: Learner, outputs: Tensor) -> Tensor:
+    """Return outputs in the units of the targets, in float64."""
+    assert isinstance(learner.loss, ScaledSquaredError)
+    scaler, values = learner.loss.scaler, outputs.cpu().double()
+    return values * scaler.std + scaler.mean if scaler.count else values
+
+
 def check_choices(of: Settings) -> None:
     """Refuse names that do not exist, and sizes that are none."""
     check_positive(memory_size=of.memory_size, batch_size=of.batch_size)
+    check_switches(scale=of.scale)
     check_choice(OPTIMIZERS, optimizer=of.optimizer)
     check_choice(MEMORIES, memory=of.memory)
     check_choice(("most-interfered", "uniform"), retrieval=of.retrieval)

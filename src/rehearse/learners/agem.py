@@ -62,7 +62,7 @@ class AGEM(Learner):
         with self.lock, all_or_nothing(network, memory) as commit:
             stored, replayed, replayed_loss = memory.check(incoming), None, None
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g

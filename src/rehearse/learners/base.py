@@ -311,6 +311,10 @@ class Learner(Described, ABC):
 
     def _inputs(self, x: Tree) -> Tensor:
         """Return inputs as all networks of the learner take them: one tensor of real numbers."""
+        if self.network.observer is not None:
+            raise InvalidInput(
+                f"{type(self).__name__} learns prepared inputs, so prepare must not change: use fixed statistics"
+            )
         return one_tensor(self.network.ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
     def _substitutes(self) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Finetune(Learner):
         with self.lock, all_or_nothing(network) as commit:
             engine = self.plain.fastest(incoming.x)
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)

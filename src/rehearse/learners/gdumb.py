@@ -88,6 +88,7 @@ class GDumb(Learner):
         memory, incoming = self.memory, self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(self.network, memory) as commit:
             memory.check_inputs(incoming)
+            self.network.observe(incoming.x)
             logits = self._pass(incoming.x, {})
             loss = finite(mean_loss(self.loss, logits, incoming.to(self.device), False))
             if len(incoming) > needs_two_samples(self.model):

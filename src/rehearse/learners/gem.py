@@ -88,7 +88,7 @@ class GEM(Learner):
             replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
             past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
                     loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g

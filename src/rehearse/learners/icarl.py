@@ -118,7 +118,7 @@ class ICaRL(Learner):
                 self._end_task()
             new = self.tasks.labels | labels
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)
                     stored = memory.eligible(incoming.task) > 0

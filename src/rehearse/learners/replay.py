@@ -97,7 +97,8 @@ class Replay(Learner):
                 last linear layer and one class per sample. While nothing is stored the head predicts.
             batchnorm: ``clean``, ``joint``, ``recalibrated``, ``auto``, or a policy; see `batchnorm`. It has no effect
                 on models without batch-norm.
-            prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1].
+            prepare: Turns stored inputs into model inputs; by default bytes become floats in [0, 1]. `RunningScaler()`
+                standardizes them by the statistics of the stream.
             precision: See `precision`.
             clip: The largest norm of a gradient.
             seed: Of the random numbers that the model draws.
@@ -143,7 +144,7 @@ class Replay(Learner):
         with self.lock, all_or_nothing(*self._parts) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
-            with network.training(self.updates):
+            with network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
                     run(step)  # of the update before this one
                     seen = self._seen(incoming)

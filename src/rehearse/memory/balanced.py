@@ -48,15 +48,16 @@ class ClassBalancedMemory(Memory):
             raise InvalidType(f"a class-balanced memory needs one integer label per sample; these targets are {found}")
 
     def _place(self, batch: Batch) -> Slots:
-        return np.array([self._slot_for(label, t) for t, label in enumerate(batch.y.tolist(), self.seen)], np.int64)
+        return np.array([self._slot_for(label) for label in batch.y.tolist()], np.int64)
 
-    def _slot_for(self, label: int, t: int) -> int:
+    def _slot_for(self, label: int) -> int:
         own = self._share.setdefault(label, array("q"))
         self._changes.add(own.__delitem__, slice(len(own), None))
         self._seen_of[label] = seen = self._seen_of.get(label, 0) + 1
-        if t < self.capacity:
-            own.append(t)
-            return t
+        filled = sum(map(len, self._share.values()))
+        if filled < self.capacity:
+            own.append(filled)
+            return filled
         donor = max(self._share.values(), key=len)
         if len(own) < seen - 1 or len(own) == len(donor):  # it was, or it is, the largest: no longer held whole
             drawn = int(self._insertion.integers(0, seen))
@@ -69,6 +70,11 @@ class ClassBalancedMemory(Memory):
         own.append(slot)
         return slot
 
+    def _adopt_policy(self, other: Memory) -> None:
+        known = other._seen_of if isinstance(other, ClassBalancedMemory) else {}
+        share = other.seen / max(len(other), 1)  # of a class that it holds as many of as it has seen
+        self._seen_of = {label: known.get(label, int(n * share)) for label, n in self._seen_of.items()}
+
     def _policy_state(self) -> dict[str, Any]:
         return {
             "classes": list(self._share),
@@ -80,7 +86,7 @@ class ClassBalancedMemory(Memory):
     def _policy_form(self, seen: int) -> Form:
         def of_classes(state: dict[str, Any]) -> bool:
             classes, sizes, counts, slots = (state[name] for name in ("classes", "sizes", "seen", "slots"))
-            shares = sum(sizes) == len(slots) == min(seen, self.capacity) and sum(counts) == seen
+            shares = sum(sizes) == len(slots) <= min(seen, self.capacity) and sum(counts) <= seen  # adopted: fewer
             several = len(classes) == len(set(classes)) == len(sizes) == len(counts)
             whole = all(size <= n for size, n in zip(sizes, counts, strict=False))
             return several and shares and whole and len(slots.unique()) == len(slots)

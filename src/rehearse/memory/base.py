@@ -44,6 +44,8 @@ class Memory(Described, ABC):
 
     _policy: ClassVar[tuple[str, ...]] = ()
     """The attributes that hold what the policy knows beyond the count of samples seen."""
+    _numbered: ClassVar[bool] = False
+    """Whether a sample's number in the stream decides its slot, and not the number of samples before it."""
 
     def __init__(self, capacity: int, *, path: str | os.PathLike[str] | None = None, seed: int = 0) -> None:
         """Start empty.
@@ -95,6 +97,10 @@ class Memory(Described, ABC):
 
     def __len__(self) -> int:
         return self._index.count()
+
+    def __bool__(self) -> bool:
+        """A memory is true, also an empty one: ``memory or default`` is the memory."""
+        return True
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
         """Refuse a ``batch`` or ``columns`` unlike the stored ones; changes nothing. Returns what `keep` needs besides.
@@ -155,6 +161,40 @@ class Memory(Described, ABC):
             slots.fill(-1)
             slots[kept] = taken
         return torch.from_numpy(slots)
+
+    def adopt(self, other: Memory) -> int:
+        """Take over another memory's samples with all of their columns, and its count of samples seen.
+
+        The samples are offered to this policy in the order in which they came, so that it keeps those that it would
+        keep of them: of a larger reservoir a uniform choice, in a ring the last ones. Later samples are treated as
+        those of a stream of which so many have been seen. Facts such as best losses are about a model and stay behind.
+
+        Args:
+            other: Of any policy and capacity; it stays as it is.
+
+        Returns:
+            The number of samples that are stored now.
+
+        Raises:
+            InvalidInput: If this memory is not new.
+        """
+        if self.seen:
+            raise InvalidInput(f"only a new memory can adopt another's samples, this one has seen {self.seen:,}")
+        held = other.slots()
+        ordered = held[other._rows.columns[ARRIVED][held].argsort()] if len(held) else held
+        with all_or_nothing(self) as commit:
+            self.seen = other.seen - len(held) if self._numbered else 0
+            for some in torch.split(ordered, AT_ONCE) if len(held) else ():
+                batch = other.get(some)
+                columns = self.check(batch)
+                self.keep(batch, columns | {ARRIVED: other._rows.columns[ARRIVED][some]})
+            self.seen = other.seen
+            self._adopt_policy(other)
+            commit(())
+        return len(self)
+
+    def _adopt_policy(self, other: Memory) -> None:
+        """Take over what the policy knows of the samples that another memory has seen."""
 
     # ----------------------------------------------------------------------------------------------- retrieving
 

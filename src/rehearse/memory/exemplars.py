@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..batch import Batch, task_column
+from ..errors import InvalidInput
 from .base import TARGET, Memory
 from .index import EMPTY, Slots
 
@@ -79,6 +80,11 @@ class ExemplarMemory(Memory):
         self._arrived += len(batch)
         late = np.append(pool, -1)[np.minimum(drawn, len(pool))]
         return np.concatenate([free, late])
+
+    def _adopt_policy(self, other: Memory) -> None:
+        raise InvalidInput(
+            "exemplars belong to a model; give the samples to learner.remember(), which chooses them anew"
+        )
 
     def _groups(self, slots: Slots) -> Groups:
         """Return task and class of the samples at these slots."""

@@ -16,5 +16,7 @@ class RingMemory(Memory):
     holds the last samples seen without the forgotten ones.
     """
 
+    _numbered = True
+
     def _place(self, batch: Batch) -> Slots:
         return np.arange(self.seen, self.seen + len(batch)) % self.capacity
