@@ -20,19 +20,19 @@ METHODS_TOO = (*rehearse.__all__, "RehearsalClassifier", "Predictor")  # whose m
 
 
 def documented(text: str, name: str, depth: int = 2) -> bool:
-    """Whether a docstring gives a parameter a meaning, or refers with "see `…`" to one that does."""
+    """Whether a docstring gives a parameter a meaning, or refers to one that does: "see `…`", "those of `…`"."""
     own = rf"^\s*(\w+, )*\*{{0,2}}{name}(, \w+)* ?(\(.*\))?:|^\s*{name}$|`+{name}\b[^`]*`+"
     if re.search(own, text, re.MULTILINE):
         return True
-    included = re.findall(r"[Ss]ee\s+`([\w.]+)`", text) if depth else []
-    return any(documented(text_of(found), name, depth - 1) for found in map(resolved, included) if found is not None)
+    included = re.findall(r"(?:[Ss]ee|those of)\s+`([\w.]+)`", text) if depth else []
+    return any(documented(text_of(found), name, depth - 1) for mentioned in included for found in resolved(mentioned))
 
 
-def resolved(name: str) -> Any:
-    """What a docstring means by a name: as the reference writes it, its class, or a method of one of these."""
+def resolved(name: str) -> list[Any]:
+    """What a docstring may mean by a name: the classes and functions that are called so, or a method of theirs."""
     head, _, method = name.partition(".")
-    known = next((value for place, value in REFERENCED.items() if place.rpartition(".")[2] == head), None)
-    return getattr(known, method, None) if method else known
+    known = [value for place, value in REFERENCED.items() if place.rpartition(".")[2] == head]
+    return [getattr(value, method) for value in known if hasattr(value, method)] if method else known
 
 
 def text_of(found: Any) -> str:

@@ -53,7 +53,7 @@ class DarkExperience(Described):
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the logits, to be stored."""
+        """Return the ``logits``, to be stored."""
         return {"logits": at_least_float32(logits.detach())}
 
 
