@@ -94,7 +94,6 @@ def test_a_memory_in_a_file_has_weights_from_the_first_batch_on(tmp_path):
         ({"slots": [1, 2, 3, 4]}, "'slots' is taken"),
         ({"draw": [1, 2, 3, 4]}, "'draw' is taken"),
         ({"averaged": [1, 2, 3, 4]}, "'averaged' is taken"),
-        ({"draw": [1, 2, 3, 4]}, "'draw' is taken"),
         ({"logits": torch.zeros(4, 4)}, "the loss stores a column 'logits' itself"),
     ],
 )
