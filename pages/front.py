@@ -54,7 +54,9 @@ SIX = (
     ("strong-memory", "M=100", "er-plus", "er-mir", "Split CIFAR-10, 1,000 stored"),
 )
 USED = tuple(dict.fromkeys(target for target, *_ in SIX))
-ON_CIFAR10 = "On Split CIFAR-10 with statistics re-estimated from the memory, "  # how the honest sentence begins
+ON_CIFAR10 = (
+    "On Split CIFAR-10 with batch-norm statistics re-estimated from the memory, "  # how the honest sentence begins
+)
 
 
 def front_parts(front: Outcome, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> dict[str, str]:

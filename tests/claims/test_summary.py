@@ -146,7 +146,8 @@ SIGNS = {
     "On Split CIFAR-10 with 1,000 stored samples and statistics as published, ER-MIR and ER do not differ "
     "significantly": "0",
     "On Split CIFAR-10 with 1,000 stored samples and statistics as published, ER-MIR is more accurate than ER": "+",
-    "On Split CIFAR-10 with statistics re-estimated from the memory, ER-MIR and ER do not differ significantly": "00",
+    "On Split CIFAR-10 with batch-norm statistics re-estimated from the memory, ER-MIR and ER do not differ "
+    "significantly": "00",
     "On Split CIFAR-10 with statistics as published, ER-MIR does not differ significantly from plain replay that "
     "passes 50 candidates too and replays ten of them at random": "0",
     "On Split CIFAR-10 with group-norm, ER-MIR and ER do not differ significantly": "0",
