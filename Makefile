@@ -50,9 +50,9 @@ bench: $(VENV)/.development  ## how fast, as ratios within one run; writes docs/
 docs: $(VENV)/.development  ## the site, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-reproduction: $(VENV)/.development  ## docs/reproduction.md and docs/what-makes-it-work.md from results/
+reproduction: $(VENV)/.development  ## README.md and all pages with results, from results/
 	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md \
-		--fill README.md --fill docs/methods/ae.md
+		--fill docs/methods/ae.md
 	$(BIN)/python -m pages
 
 wheel: $(VENV)/.development  ## dist/*.whl

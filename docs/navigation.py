@@ -1,34 +1,57 @@
-"""A hook of mkdocs that adds pages to the menu: methods, results and decisions, as far as they exist."""
+"""Hooks of mkdocs: methods, decisions and unnamed pages go into the menu, the examples onto their page."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-RESULTS = {
-    "Reproduction": "reproduction.md",
-    "What makes it work": "what-makes-it-work.md",
-    "Scaling": "scaling.md",
-    "Reliability": "reliability.md",
-    "Performance": "performance.md",
-    "Performance of generative replay": "performance-generative.md",
-    "Performance of replay from codes": "performance-hybrid.md",
-}
 FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
 
 
 def on_config(config: Any) -> Any:
-    """Insert the pages before the reference; mkdocs calls this before it reads the menu."""
+    """Fill the menu; mkdocs calls this before it reads it.
+
+    A group that is named in ``FOLDERS`` gets the pages of that folder, README.md first. A page that is in no group
+    goes to the end of the group that mkdocs.yml names for its folder (``extra: others``).
+    """
     docs = Path(config["docs_dir"])
-    results = [{title: page} for title, page in RESULTS.items() if (docs / page).exists()]
-    folders = {title: _pages(docs, folder) for title, folder in FOLDERS.items()}
-    log = [{"Measurements": "log.md"}] if (docs / "log.md").exists() else []
-    added = {"Methods": folders["Methods"], "Results": results + log, "Decisions": folders["Decisions"]}
-    menu = list(config["nav"])
-    place = next(number for number, entry in enumerate(menu) if "Reference" in entry)
-    menu[place:place] = [{title: pages} for title, pages in added.items() if pages]
-    config["nav"] = menu
+    for title, folder in FOLDERS.items():
+        _group(config["nav"], title).extend(_pages(docs, folder))
+    known = set(_named(config["nav"]))
+    for folder, title in config["extra"]["others"].items():
+        _group(config["nav"], title).extend(page for page in _pages(docs, folder) if page not in known)
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Put the scripts of ``examples/`` onto their page."""
+    if page.file.src_uri != "examples.md":
+        return markdown
+    scripts = sorted((Path(config["docs_dir"]).parent / "examples").glob("*.py"))
+    shown = "\n\n".join(f"## {script.stem}\n\n```python\n{script.read_text('utf-8').rstrip()}\n```" for script in scripts)
+    return markdown.replace("<!-- examples -->", shown)
+
+
+def _group(menu: list[Any], title: str) -> list[Any]:
+    """Return the entries of the group of that name, however deep."""
+    found = [entries for entry in menu for entries in _groups(entry, title)]
+    return found[0]
+
+
+def _groups(entry: Any, title: str) -> list[list[Any]]:
+    if not isinstance(entry, dict):
+        return []
+    inside = [entries for entries in entry.values() if isinstance(entries, list)]
+    found = [entry[title]] if isinstance(entry.get(title), list) else []
+    return found + [one for entries in inside for child in entries for one in _groups(child, title)]
+
+
+def _named(entries: Any) -> list[str]:
+    """Return the pages that the menu names."""
+    if isinstance(entries, str):
+        return [entries]
+    children = entries.values() if isinstance(entries, dict) else entries
+    return [page for child in children for page in _named(child)]
 
 
 def _pages(docs: Path, folder: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``python -m pages``: write docs/what-makes-it-work.md, its figures, and its claims in README.md from results/."""
+"""``python -m pages``: write docs/what-makes-it-work.md, its figures, and the marks of front pages from results/."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from rehearse.lab.cli.console import tell_damaged
 from rehearse.lab.paper.outcome import Results, outcome
 from rehearse.lab.paper.targets import find_targets
 from rehearse.lab.report.figures import write_figure
-from rehearse.lab.report.reproduction import between_marks
 
-from .claims import what_it_comes_to
 from .comparisons import comparisons
 from .control_figures import CONTROL_FIGURES
 from .controls import controls_page
+from .front import FILLED, FRONT, USED, draw_front, fill, front_parts
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,8 +28,11 @@ def main() -> None:
     drawn = {path.stem: f"figures/{path.name}" for path in (docs / "figures").glob("*.svg")}
     write_whole(docs / "what-makes-it-work.md", controls_page(found, drawn))
     compared = [comparison for one in found for comparison in comparisons(one)]
-    readme = ROOT / "README.md"
-    write_whole(readme, between_marks(readme.read_text("utf-8"), "claims", "\n\n".join(what_it_comes_to(compared))))
+    front = outcome(FRONT, results)
+    write_figure(front, docs / "figures", draw_front)
+    parts = front_parts(front, [outcome(target, results) for target in find_targets(USED)], compared)
+    for page in (ROOT / name for name in FILLED):
+        write_whole(page, fill(page.read_text("utf-8"), parts))
 
 
 main()

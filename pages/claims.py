@@ -51,7 +51,8 @@ CLAIMS: dict[str, tuple[Ground, ...]] = {
     "On Split CIFAR-10 with 1,000 stored samples and statistics as published, ER-MIR is more accurate than ER": (
         Ground(FULL, "ER-MIR", "ER", "published", "1,000, published", "ahead"),
     ),
-    "On Split CIFAR-10 with statistics re-estimated from the memory, ER-MIR and ER do not differ significantly": (
+    "On Split CIFAR-10 with batch-norm statistics re-estimated from the memory, ER-MIR and ER do not differ "
+    "significantly": (
         Ground(BY_MEMORY, "ER-MIR", "ER", "M=50, recalibrated", "500, re-estimated", "open"),
         Ground(FULL, "ER-MIR", "ER", "recalibrated", "1,000, re-estimated", "open"),
     ),

@@ -52,7 +52,7 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
     parts = [
         "# What makes it work",
         "The paper compares methods that differ in more than the retrieval. Here all else is held equal: what does the "
-        "choice of memories add, and what do the things add that came with it? Generated from `results/` by `make "
+        "choice of samples add, and what do the other differences add? Generated from `results/` by `make "
         "reproduction`; no number is typed by hand, no seed is left out, and what was not run is shown as such.",
         "Numbers are in per cent (what a search measures of itself in nats), differences in points, seed by seed on "
         f"the same seeds; {OURS}; {FORGETTING}. {SETTLING} {CROSSED} "
@@ -78,7 +78,7 @@ def controls_page(outcomes: Sequence[Outcome], figures: Mapping[str, str]) -> st
 def section(outcome: Outcome, figure: str | None) -> str:
     """A target: its title, note and table, its paired differences, and its figure."""
     target = outcome.target
-    parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are asked for. {target.note}".strip()]
+    parts = [f"### {target.name}", f"{target.title}; {outcome.seeds} seeds are planned. {target.note}".strip()]
     parts.append(_results(outcome))
     parts += [*explained(outcome), *condition_words(condition_marks(outcome))]
     shown = [metric for metric in target.metrics if metric in (*SHOWN, *TIMED)]
@@ -91,7 +91,7 @@ def section(outcome: Outcome, figure: str | None) -> str:
         ]
         for comparison in comparisons(outcome)
     ]
-    head = ["difference", "where", *shown, *(f"seeds to settle {metric}" for metric in shown)]
+    head = ["difference", "where", *shown, *(f"estimated seeds needed for {metric}" for metric in shown)]
     parts += [markdown_table(head, rows, right=2)] if rows else []
     parts += [f"![{target.title}]({figure})"] if figure else []
     return "\n\n".join(parts)

@@ -30,7 +30,7 @@ def _treated(treatment: str, other: str = "published") -> tuple[tuple[str, str],
 
 # What a practitioner may switch on: in words, and the pairs (later, earlier) that try it.
 SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "Recall the most interfered memories, not random ones (`MostInterfered`)": (
+    "Replay the most interfered samples, not random ones (`MostInterfered`)": (
         ("ER-MIR", "ER"),
         ("ER-MIR", "ER, candidates passed"),
         ("er-mir", "er"),
@@ -40,14 +40,17 @@ SWITCHES: Mapping[str, tuple[tuple[str, str], ...]] = {
         *_treated("recalibrated", "clean"),
     ),
     'Keep candidates from moving batch-norm\'s statistics (`batchnorm="clean"`)': _treated("clean"),
-    'Pass new and recalled rows together (`batchnorm="joint"`)': (("joint", "published"), ("joint", "recalibrated")),
+    'Pass incoming and replayed samples together (`batchnorm="joint"`)': (
+        ("joint", "published"),
+        ("joint", "recalibrated"),
+    ),
     "Group-norm in the place of batch-norm": (("group-norm", "published"),),
     "More updates for each batch, plain replay": tuple((f"ER, {n} updates", "ER") for n in (2, 3)),
-    "More recalled memories in each, plain replay": tuple((f"ER, {n} recalled", "ER") for n in (20, 30, 50, 100)),
-    "The asymmetric loss (`er-ace`, which recalls the current task too)": (("er-ace", "er"),),
-    "Stored scores as targets (`der`, which recalls the current task too)": (("der", "er"),),
-    "Recall memories of the current task too": tuple(
-        (f"{stream}, recalled too", f"{stream}, left out") for stream in ("Split", "Permuted")
+    "More replayed samples in each, plain replay": tuple((f"ER, {n} replayed", "ER") for n in (20, 30, 50, 100)),
+    "The asymmetric loss (`er-ace`, which replays the current task too)": (("er-ace", "er"),),
+    "Stored logits as targets (`der`, which replays the current task too)": (("der", "er"),),
+    "Replay samples of the current task too": tuple(
+        (f"{stream}, replayed too", f"{stream}, left out") for stream in ("Split", "Permuted")
     ),
     "In a memory of codes, search for the interfered ones (`CodeSearch`)": (("AE-MIR", "AE"),),
     'Keep codes of 8 bits, four times as many (`codes="uint8"`)': (("AE, 8-bit codes", "AE"),),
@@ -70,7 +73,7 @@ def researcher(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> s
             f"{accuracy['behind']} against it, and {accuracy['open']} are open. By forgetting, {forgetting['ahead']} "
             f"are settled for it, {forgetting['behind']} against it, and {forgetting['open']} are open. "
             f"{len(counted) - run} more have not been run. In points of accuracy, control by control (what several "
-            "controls share is told in each, and counted once above):",
+            "controls share is shown in each, and counted once above):",
             "\n".join(_by_part(tried)),
             *(sentence for one in outcomes for sentence in searched(one)),
         )
@@ -209,8 +212,8 @@ def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) ->
             "it is the other way round, and no advice where nothing is settled. Where forgetting is settled against "
             "the advice, in how many of the comparisons is said. Differences are in points of accuracy.",
             markdown_table(["switch", "advice", "ahead", "behind", "open", "not run"], rows, right=4),
-            f'`Replay` has `batchnorm="{default}"` by default ([what the treatments are](how-to/batch-norm.md)); the '
-            "specs of the paper have `published`, where whatever passes the network moves its statistics.",
+            f'`Replay` has `batchnorm="{default}"` by default ([the batch-norm modes](how-to/batch-norm.md)); the '
+            "specs of the paper have `published`, where everything that passes the network updates its statistics.",
             *(sentence for one in outcomes for sentence in equal_cost(one)),
         )
     )

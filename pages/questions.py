@@ -33,7 +33,7 @@ QUESTIONS = (
     Question("… group-norm, which has no statistics", FULL, "ER-MIR", "ER", "group-norm"),
     Question("… 2,500 samples a task, as published", SHORT, "ER-MIR", "ER", "published"),
     Question("… 2,500 samples a task, re-estimated", SHORT, "ER-MIR", "ER", "recalibrated"),
-    Question("Is it better to let 50 candidates pass and recall ten of them at random? Split CIFAR-10, as published",
+    Question("Is it better to let 50 candidates pass and replay ten of them at random? Split CIFAR-10, as published",
              FULL, PASSED, "ER", "published"),
     Question("… 2,500 samples a task", SHORT, PASSED, "ER", "published"),
     Question("With candidates that pass either way, is it better to choose? Split CIFAR-10, as published",
@@ -54,9 +54,9 @@ QUESTIONS = (
     Question("… weights under which interference rises",
              GENERATIVE, "GEN-MIR, interference made to rise", CONTROL, "MNIST Split"),
     Question("… no search, samples ranked by interference", GENERATIVE, RANKING, CONTROL, "MNIST Split"),
-    Question("From codes: is the search better, with 100 codes recalled?", HYBRID, "AE-MIR", "AE", "equal bytes"),
-    Question("… with ten codes recalled ten times", HYBRID, f"AE-MIR, {TEN}", f"AE, {TEN}", "equal bytes"),
-    Question("… ten codes ten times against 100 at random, as in the authors' program",
+    Question("From codes: is the search better, with 100 codes replayed?", HYBRID, "AE-MIR", "AE", "equal bytes"),
+    Question("… with ten codes replayed ten times", HYBRID, f"AE-MIR, {TEN}", f"AE, {TEN}", "equal bytes"),
+    Question("… ten codes ten times against 100 at random, as in the reference implementation",
              HYBRID, f"AE-MIR, {TEN}", "AE", "equal bytes"),
     Question("From codes at random: are ten, ten times, better than 100?", HYBRID, f"AE, {TEN}", "AE", "equal bytes"),
     Question("At equal bytes: are codes better than raw images?", HYBRID, "AE", RAW, "equal bytes"),
@@ -64,7 +64,7 @@ QUESTIONS = (
              f"{LOSSES}-mnist", "er-ace-mir", "er-ace", "Split MNIST"),
     Question("… Split CIFAR-10, 2,500 samples a task, re-estimated",
              f"{LOSSES}-cifar10-2500", "er-ace-mir", "er-ace", "recalibrated"),
-    Question("With stored scores as targets: is it better to choose? On Split MNIST",
+    Question("With stored logits as targets: is it better to choose? On Split MNIST",
              f"{LOSSES}-mnist", "der-mir", "der", "Split MNIST"),
     Question("… Split CIFAR-10, 2,500 samples a task, re-estimated",
              f"{LOSSES}-cifar10-2500", "der-mir", "der", "recalibrated"),
@@ -99,7 +99,7 @@ def in_short(compared: Sequence[Comparison]) -> str:
     return "\n\n".join(
         (
             "### In short",
-            "Does it help to choose memories by how much the coming update interferes with them, and what else came "
+            "Does it help to choose samples by how much the coming update interferes with them, and what else came "
             "with it? Differences in points, from the tables below. A *yes*, a *no*, a *less* or a *more* is settled "
             "by its interval; all else is open, whatever its mean.",
             markdown_table(["question", "answer", "difference", "accuracy", "forgetting"], rows, right=3),

@@ -53,11 +53,11 @@ class Batch:
         return samples
 
     def take(self, samples: Tensor) -> Batch:
-        """Return the samples at these positions, in this order, with everything that belongs to them."""
+        """Return the ``samples`` at these positions, in this order, with everything that belongs to them."""
         return self._map(lambda values: pick(values, samples))
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the same samples on another device."""
+        """Return the same samples on another ``device``."""
         if all(leaf.device == device for leaf in (*tree_leaves((self.x, self.y)), *self.columns.values())):
             return self  # tasks and slots are used by the memory alone, on its own device
         return self._map(lambda values: values.to(device))

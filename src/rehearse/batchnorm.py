@@ -76,7 +76,7 @@ class Recalibrated(BatchNormPolicy):
     """
 
     def __init__(self, least: int = 2) -> None:
-        """Set the number of stored samples below which the model's own statistics are used."""
+        """Set ``least``, the number of stored samples below which the model's own statistics are used."""
         self.least = least
         self._cached: tuple[list[Any], dict[str, Tensor]] = [], {}
 

@@ -35,7 +35,7 @@ OLDER: Final = "was written by an earlier version of rehearse, and this one cann
 
 
 def save(learner: Learner | Monitor, path: str | os.PathLike[str]) -> None:
-    """Write everything that decides what the learner does next: model, optimizer, memory, random state.
+    """Write a ``learner`` to the file ``path``: model, optimizer, memory, random state, all that decides what it does.
 
     Of a `Monitor`, that and its held-out samples.
 

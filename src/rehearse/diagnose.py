@@ -26,7 +26,11 @@ Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 class Diagnosis:
     """Stored samples by interference, highest first: the loss of each now, after a step on the batch, the difference.
 
-    ``interference`` is MI-1 of the paper, ℓ(f_θᵛ(x), y) − ℓ(f_θ(x), y): positive where the step would do harm.
+    Args:
+        incoming_loss: The mean loss of the batch.
+        slots, y, task: Where the samples are stored, their targets and tasks.
+        before, after: Their losses now, and after a step on the batch.
+        interference: MI-1 of the paper, ℓ(f_θᵛ(x), y) − ℓ(f_θ(x), y): positive where the step would do harm.
     """
 
     incoming_loss: float

@@ -45,7 +45,7 @@ def pooled_accuracy(matrix: ArrayLike, sizes: Sequence[int]) -> float:
 
 
 def forgetting(matrix: ArrayLike, definition: Forgetting = "chaudhry18") -> float:
-    """Return how much accuracy was lost, averaged over tasks; lower is better.
+    """Return how much accuracy was lost, averaged over tasks; lower is better. The ``definition`` is one of these:
 
     ``chaudhry18``: (1/(T−1)) Σ_{j<T} [max_{j≤i≤T} a(i, j) − a(T, j)]. The best accuracy on a task minus the
     final one (Chaudhry et al. 2018, "Riemannian Walk for Incremental Learning"), the last task left out. As

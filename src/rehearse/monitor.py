@@ -266,7 +266,7 @@ class Monitor(Described):
             return {"learner": "Monitor", "monitored": self.learner.state_dict(), **own, **held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; a state that does not fit is refused and changes nothing."""
+        """Load a ``state`` that `state_dict` returned; one that does not fit is refused and changes nothing."""
         form = {"learner": "Monitor".__eq__, "by": self.by.__eq__, "monitored": dict, "held": dict, "seed": count}
         known = dict.fromkeys(UNSEEN, optional(float)) | {"groups": dict}
         counts = (count, count, count, count, bool, count, count)
@@ -280,7 +280,7 @@ class Monitor(Described):
             self._seen, self.seed = state["seen"], state["seed"]
 
     def confirm(self, state: dict[str, Any]) -> None:
-        """Note that this state is safely on a disk (`rehearse.save`)."""
+        """Note that this ``state`` is safely on a disk (`rehearse.save`)."""
         self.learner.confirm(state["monitored"])
 
 

@@ -43,7 +43,7 @@ class Padding:
         check_positive(length=self.length)
 
     def fill(self, batch: Batch) -> Batch:
-        """Return a batch padded to the full length, with a column of the length that it had."""
+        """Return a ``batch`` padded to the full length, with a column of the length that it had."""
         values = self._values(batch)
         pairs = zip(tree_leaves((batch.x, batch.y)), tree_leaves(values), strict=True)
         lengths = sorted({leaf.shape[1] if leaf.ndim > 1 else 0 for leaf, value in pairs if value is not None})
@@ -59,7 +59,7 @@ class Padding:
         return replace(batch, x=x, y=y, columns={**batch.columns, LENGTH: torch.full((len(batch),), lengths[0])})
 
     def cut(self, batches: list[Batch]) -> list[Batch]:
-        """Return batches for one pass, cut to the longest of their sequences."""
+        """Return ``batches`` for one pass, cut to the longest of their sequences."""
         longest = max(int(batch.columns[LENGTH].max()) if LENGTH in batch.columns else self.length for batch in batches)
 
         def short(leaf: Tensor, value: float | None) -> Tensor:

@@ -31,16 +31,16 @@ class Predictor:
     _kind: Tree | None
 
     def predict(self, x: Tree) -> Tree:
-        """Return the most likely class of each sample (values for regression, booleans for several labels)."""
+        """Return the most likely class of each sample in ``x`` (values for regression, booleans for several labels)."""
         return decided(self.logits(x), self._kind)
 
     def predict_proba(self, x: Tree) -> Tree:
-        """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
+        """Return the probability of each class for inputs ``x``: softmax of the logits (sigmoid for several labels)."""
         return probabilities(self.logits(x), self._kind)
 
     @torch.no_grad()
     def logits(self, x: Tree) -> Tree:
-        """Return the model's outputs."""
+        """Return the model's outputs for ``x``."""
         return evaluated(self._served, x)
 
     def module(self) -> nn.Module:

@@ -75,7 +75,7 @@ class Color(Described):
     """Change contrast and brightness of each image by random factors c and b: x ← b · (mean + c · (x − mean))."""
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2) -> None:
-        """Set how far the factors may lie from 1."""
+        """Set how far the factors may lie from 1: b by ``brightness``, c by ``contrast``."""
         check_fractions(brightness=brightness, contrast=contrast)
         self.brightness, self.contrast = brightness, contrast
 
@@ -93,7 +93,7 @@ class Chain(Described):
     """One transform after the other."""
 
     def __init__(self, *transforms: Transform) -> None:
-        """Set the transforms, the first one first."""
+        """Set the ``transforms``, the first one first."""
         self.transforms = tuple(map(checked_transform, transforms))
 
     def __call__(self, x: Tree, generator: Generator) -> Tree:
@@ -144,7 +144,7 @@ class Augmentation:
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a ``state`` that `state_dict` returned."""
         self.generator.set_state(state["generator"].cpu())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Observer(Protocol):
         """Return what was learned as tensors and plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a ``state`` that `state_dict` returned."""
 
 
 class RunningScaler(Described):
@@ -205,7 +205,7 @@ class RunningScaler(Described):
     std: Tensor
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        """Start without statistics; the model gets inputs of this dtype."""
+        """Start without statistics; the model gets inputs of this ``dtype``."""
         self.dtype = dtype
         self._set(0, torch.empty(0), torch.empty(0))
 
@@ -217,7 +217,7 @@ class RunningScaler(Described):
         vars(self).update(count=count, mean=mean, squares=squares, std=std)
 
     def observe(self, x: Tree) -> None:
-        """Let a batch move the statistics (Chan's update)."""
+        """Let a batch ``x`` move the statistics (Chan's update)."""
         values = self._checked(x).detach().cpu().double()
         n, mean = len(values), values.mean(0)
         squares, total = (values - mean).square().sum(0), self.count + n
@@ -244,7 +244,7 @@ class RunningScaler(Described):
         return {"count": self.count, "mean": self.mean, "squares": self.squares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a ``state`` that `state_dict` returned."""
         check(state, {"count": count, "mean": _statistic, "squares": _statistic}, "the scaler's state")
         if state["mean"].shape != state["squares"].shape or bool((state["squares"] < 0).any()):
             raise CheckpointError("the scaler's mean and squares in this state do not belong together")

@@ -67,7 +67,7 @@ def test_the_runs_of_table_2_serve_the_batch_norm_control_and_it_trains_once_for
 
 def test_sensitivity_varies_one_setting_and_shares_what_it_can() -> None:
     usual = entry("table1", "ER-MIR", "MNIST Split").spec()
-    places = {"learning-rate": "lr 0.05", "candidates": "C = 50", "budget": "10 recalled", "criterion": "MI-2"}
+    places = {"learning-rate": "lr 0.05", "candidates": "C = 50", "budget": "10 replayed", "criterion": "MI-2"}
     for name, column in {**places, "current-task": "left out"}.items():
         assert entry(f"controls-{name}", "ER-MIR", f"Split, {column}").spec() == usual
     assert entry("controls-candidates", "ER-MIR", "Permuted, C = all").spec().candidates == "all"
@@ -215,7 +215,7 @@ def outcomes() -> list[Outcome]:
         results += [made_result(entry("controls-cost-mnist", "ER-MIR", "Split MNIST").spec(seed), 0.87 + 1.1 * shake)]
         cheaper = made_result(entry("controls-cost-mnist", "ER, 2 updates", "Split MNIST").spec(seed), 0.85)
         results += [cheaper | {"cost": cheaper["cost"] | {"cpu_seconds": 9.0}}]
-        dearer = made_result(entry("controls-cost-mnist", "ER, 100 recalled", "Split MNIST").spec(seed), 0.95)
+        dearer = made_result(entry("controls-cost-mnist", "ER, 100 replayed", "Split MNIST").spec(seed), 0.95)
         results += [dearer | {"cost": dearer["cost"] | {"cpu_seconds": 11.5}}]
         measured = {"interference_before": 0.3 + shake, "interference_after": 0.1, "entropy_before": 0.5}
         search = {"report": {"search": {"classifier": measured | {"entropy_after": 0.1}}}}
@@ -333,12 +333,12 @@ def test_cpu_seconds_of_runs_that_evaluated_more_are_not_compared() -> None:
 def test_about_as_much_is_as_much_and_the_next_dearer_is_named() -> None:
     target = CONTROLS["controls-cost-mnist"]
     results = []
-    for row, seconds, accuracy in (("ER", 5, 0.8), ("ER, 50 recalled", 10.4, 0.82), ("ER, 2 updates", 12, 0.85)):
+    for row, seconds, accuracy in (("ER", 5, 0.8), ("ER, 50 replayed", 10.4, 0.82), ("ER, 2 updates", 12, 0.85)):
         results.append(made_result(entry(target.name, row, "Split MNIST").spec(0), accuracy))
         results[-1]["cost"]["cpu_seconds"] = float(seconds)
     results.append(made_result(entry(target.name, "ER-MIR", "Split MNIST").spec(0), 0.86))
     (said,) = equal_cost(outcome(target, Results(results)))
-    assert "costs about as much or less: ER, 50 recalled with 10.4 CPU s a run, 82.0 % (n = 1); " in said
+    assert "costs about as much or less: ER, 50 replayed with 10.4 CPU s a run, 82.0 % (n = 1); " in said
     assert "at 1.20 times the cost of ER-MIR: ER, 2 updates with 12.0 CPU s a run" in said
 
 

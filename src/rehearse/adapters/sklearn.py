@@ -135,14 +135,20 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
+        """Reset the model and learn from samples in ``epochs`` passes, each in another order.
+
+        Args:
+            X: The samples; the first dimension counts them.
+            y: Their targets.
+            sample_weight: The weight of each in the loss; 1 by default.
+        """
         X, y, weight = self._checked(X, y, sample_weight, first=True)
         self._begin(X, y, np.unique(y))
         self._fit(as_batch(X, self._targets(y), weight))
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Continue to learn from these samples, in this order, once.
+        """Continue to learn from samples, in this order, once; see `RehearsalClassifier.fit`.
 
         ``classes`` may announce labels that are still to come. Samples that cannot be learned from are refused before
         anything is learned; the one exception is a loss that stops being finite, which is found on the way.
@@ -168,12 +174,12 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         return self
 
     def predict_proba(self, X: Any) -> Array:
-        """Return the probability of each of ``classes_``, one row per sample, in float64."""
+        """Return the probability of each of ``classes_``, one row per sample in ``X``, in float64."""
         logits = self._logits(X)[:, torch.from_numpy(self._outputs)]
         return (logits.sigmoid() if self._several else logits.softmax(1)).numpy()
 
     def predict(self, X: Any) -> Array:
-        """Return the most likely label of each sample, or an indicator matrix of several."""
+        """Return the most likely label of each sample in ``X``, or an indicator matrix of several."""
         found = self.predict_proba(X)  # first: it refuses a classifier that has not been fitted
         return (found > 0.5).astype(int) if self._several else np.asarray(self.classes_[found.argmax(1)])
 
@@ -229,18 +235,24 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
         return tags
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Reset the model and learn from these samples, in ``epochs`` passes, each in another order."""
+        """Reset the model and learn from samples in ``epochs`` passes, each in another order.
+
+        Args:
+            X: The samples; the first dimension counts them.
+            y: Their targets.
+            sample_weight: The weight of each in the loss; 1 by default.
+        """
         self._fit(self._checked(X, y, sample_weight, first=True))
         return self
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Continue to learn from these samples, in this order, once."""
+        """Continue to learn from samples, in this order, once; see `RehearsalRegressor.fit`."""
         data = self._checked(X, y, sample_weight, first="learner_" not in vars(self))
         self._learn(self.learner_, data)
         return self
 
     def predict(self, X: Any) -> Array:
-        """Return the values of each sample, in the units of the targets."""
+        """Return the values of each sample in ``X``, in the units of the targets."""
         found = self._logits(X)  # first: it refuses a regressor that has not been fitted
         values: Array = predicted_values(self.learner_, found).numpy()
         return values.reshape(-1, *self._shape)

@@ -23,7 +23,7 @@ class Draws:
     """
 
     def __init__(self, retrieval: Retrieval, draws: int = 2) -> None:
-        """Repeat a retrieval ``draws`` times."""
+        """Repeat a ``retrieval`` ``draws`` times."""
         if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
             raise InvalidInput(f"draws is {draws!r}; it must be a positive whole number")
         if isinstance(retrieval, type) or not callable(retrieval):

@@ -84,7 +84,7 @@ class Learner(Described, ABC):
         batchnorm: BatchNormPolicy | None = None,
         average: float | None = None,
     ) -> None:
-        """Combine the parts; see `Replay` for their meaning."""
+        """Combine the parts: a ``network`` is the model with its optimizer; for the others see `Replay`."""
         check_positive(updates=updates)
         _keep_freed_memory()
         self.network, self.loss, self.memory, self.batchnorm = network, as_loss(loss), memory, batchnorm or Clean()
@@ -259,7 +259,7 @@ class Learner(Described, ABC):
     # ----------------------------------------------------------------------------------------------------- predicting
 
     def predict(self, x: Tree) -> Tree:
-        """Return the most likely class of each sample (values for regression, booleans for several labels).
+        """Return the most likely class of each sample in ``x`` (values for regression, booleans for several labels).
 
         Where classes are along the tokens of a text, or in a map, it is that of each position; of a model with several
         heads it is the prediction of each, in the structure of its outputs.
@@ -267,11 +267,11 @@ class Learner(Described, ABC):
         return decided(self.logits(x), self.progress.kind)
 
     def predict_proba(self, x: Tree) -> Tree:
-        """Return the probability of each class: softmax of the logits (sigmoid for several labels)."""
+        """Return the probability of each class for inputs ``x``: softmax of the logits (sigmoid for several labels)."""
         return probabilities(self.logits(x), self.progress.kind)
 
     def logits(self, x: Tree) -> Tree:
-        """Return the model's outputs in eval mode. Changes nothing."""
+        """Return the model's outputs for ``x`` in eval mode. Changes nothing."""
         with self._read_only():
             return evaluated(self._evaluate, x)
 
@@ -374,7 +374,7 @@ class Learner(Described, ABC):
     # ---------------------------------------------------------------------------------------------------------- state
 
     def to(self, device: torch.device | str) -> Self:
-        """Move model and optimizer state; stored samples stay where they are and are moved as they are replayed."""
+        """Move model and optimizer state to a ``device``; stored samples stay, and are moved as they are replayed."""
         with self.lock:
             own = self._own_state()
             with restoring(partial(self._load_own_state, own)):  # goes where the networks are
@@ -401,7 +401,7 @@ class Learner(Described, ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned; a state that does not fit is refused and changes nothing.
+        """Load a ``state`` that `state_dict` returned; one that does not fit is refused and changes nothing.
 
         Raises:
             CheckpointError: If the state does not fit.
@@ -466,7 +466,7 @@ class Learner(Described, ABC):
         return {name: part for name, part in held.items() if part is not None}
 
     def confirm(self, state: dict[str, Any]) -> None:
-        """Note that this state is safely on a disk, so that no older one is needed any more (`rehearse.save`)."""
+        """Note that this ``state`` is safely on a disk, so that no older one is needed any more (`rehearse.save`)."""
         with self.lock:
             if self.memory is not None:
                 self.memory.confirm(state["memory"])

@@ -33,7 +33,7 @@ class DarkExperience(Described):
     """
 
     def __init__(self, alpha: float = 0.1, beta: float = 0.5, loss: Any = None) -> None:
-        """Set the weights α and β, and ℓ."""
+        """Set the weights ``alpha`` (α) and ``beta`` (β), and ℓ."""
         check_not_negative(alpha=alpha, beta=beta)
         self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
@@ -53,7 +53,7 @@ class DarkExperience(Described):
         return 2 * torch.where(batch.columns[DRAW] == 0, self.alpha * distance, self.beta * error)
 
     def columns(self, logits: Tensor) -> dict[str, Tensor]:
-        """Return the logits, to be stored."""
+        """Return the ``logits``, to be stored."""
         return {"logits": at_least_float32(logits.detach())}
 
 

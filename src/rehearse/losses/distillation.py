@@ -33,7 +33,7 @@ class AveragedDistillation(Described):
     """
 
     def __init__(self, weight: float = 5.5, temperature: float = 4.0, loss: Any = None) -> None:
-        """Set the weight, the temperature T, and ℓ; the source has 5.5 and 4."""
+        """Set the ``weight``, the ``temperature`` T, and ℓ; the source has 5.5 and 4."""
         check_not_negative(weight=weight, temperature=temperature)
         if temperature == 0:
             raise InvalidInput("temperature is 0; it must be positive")

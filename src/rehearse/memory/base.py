@@ -103,7 +103,7 @@ class Memory(Described, ABC):
         return True
 
     def check(self, batch: Batch, **columns: Tensor) -> dict[str, Tensor]:
-        """Refuse a batch that does not fit the stored ones; changes nothing. Returns what `keep` needs besides it.
+        """Refuse a ``batch`` or ``columns`` unlike the stored ones; changes nothing. Returns what `keep` needs besides.
 
         Whether a new file can be started is found out by `keep`, which then raises before it changes anything.
         """
@@ -120,12 +120,12 @@ class Memory(Described, ABC):
         return stored
 
     def check_inputs(self, batch: Batch) -> None:
-        """Refuse samples whose inputs or targets do not look like the stored ones; changes nothing."""
+        """Refuse a ``batch`` whose inputs or targets do not look like the stored ones; changes nothing."""
         self._check_policy(batch)
         self._rows.check_alike(batch.x, {TARGET: batch.y})
 
     def check_widths(self, columns: dict[str, Tensor]) -> None:
-        """Refuse columns that have become too wide for the file that the samples are in."""
+        """Refuse ``columns`` that have become too wide for the file that the samples are in."""
         self._rows.check_widths(columns)
 
     def add(self, x: Tree, y: Any, task: Any = None, **columns: Any) -> Tensor:
@@ -143,7 +143,7 @@ class Memory(Described, ABC):
         return self.keep(batch, self.check(batch, **columns))
 
     def keep(self, batch: Batch, columns: dict[str, Tensor]) -> Tensor:
-        """Add a batch that `check` has just accepted, with what that returned."""
+        """Add a ``batch`` that `check` has just accepted, with the ``columns`` that it returned."""
         self.check_open()
         if self._rows.x is None:
             self._rows.allocate(batch.x, columns)
@@ -199,11 +199,11 @@ class Memory(Described, ABC):
     # ----------------------------------------------------------------------------------------------- retrieving
 
     def eligible(self, exclude_task: int | Tensor | None = None) -> int:
-        """Return how many samples can be drawn."""
+        """Return how many samples can be drawn; see `Memory.sample`."""
         return self._index.count(_task_set(exclude_task))
 
     def sample(self, n: int | None, exclude_task: int | Tensor | None = None, *, ordered: bool = False) -> Batch:
-        """Return ``n`` distinct samples at random (all where there are fewer), without those of a task; O(n).
+        """Return ``n`` distinct samples at random (all where there are fewer), none of the task ``exclude_task``; O(n).
 
         They come in random order, or in the order of their slots if ``ordered``. None is all of them, ordered.
         """
@@ -218,16 +218,16 @@ class Memory(Described, ABC):
         return self._at(torch.from_numpy(slots))
 
     def all(self, exclude_task: int | Tensor | None = None) -> Batch:
-        """Return every sample outside a task, in the order of the slots."""
+        """Return every sample outside the task ``exclude_task``, in the order of the slots."""
         return self._at(self.slots(exclude_task))
 
     def slots(self, exclude_task: int | Tensor | None = None) -> Tensor:
-        """Return the slots that hold samples outside a task, in ascending order; reads no sample."""
+        """Return the slots of samples outside the task ``exclude_task``, in ascending order; reads no sample."""
         slots = self._index.occupied()
         return torch.from_numpy(slots[~np.isin(self._index.task[slots], list(_task_set(exclude_task)))])
 
     def get(self, slots: Collection[int] | Tensor) -> Batch:
-        """Return the samples at the given slots, as they were stored; each slot must hold one."""
+        """Return the samples at the given ``slots``, as they were stored; each slot must hold one."""
         numbers = slot_numbers(slots)
         outside = (numbers < 0) | (numbers >= self.capacity)
         bad = numbers[outside | (self._index.task.take(numbers, mode="clip") == EMPTY)]
@@ -243,7 +243,7 @@ class Memory(Described, ABC):
         return as_batch(x, columns, slots)
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
-        """Replace the inputs at these slots; everything else that is known of the samples stays."""
+        """Replace the inputs at these ``slots`` by ``x``; everything else that is known of the samples stays."""
         self.check_open()
         self._rows.check_alike(x, {})
         self._rows.write(slots, x, {})
@@ -252,13 +252,13 @@ class Memory(Described, ABC):
     # ---------------------------------------------------------------------------------------------------- facts
 
     def fact(self, name: str, slots: Tensor, fill: float) -> Tensor:
-        """Return what is known of the samples under this name; ``fill`` where nothing is known yet."""
+        """Return what is known under ``name`` of the samples at ``slots``; ``fill`` where nothing is known yet."""
         if name not in self._facts:
             self._facts[name] = (fill, torch.full((self.capacity,), fill))
         return pick(self._facts[name][1], slots)
 
     def note(self, name: str, slots: Tensor, values: Tensor | float) -> None:
-        """Write a fact back to the samples it is about."""
+        """Write ``values`` back to the samples at ``slots``, as the fact of that ``name``."""
         fact = self._facts[name][1]
         self._changes.note(fact, slots)
         fact[slots] = values.to(fact) if isinstance(values, Tensor) else values
@@ -323,7 +323,7 @@ class Memory(Described, ABC):
         return len(doomed)
 
     def discard(self, slots: Slots) -> None:
-        """Erase the samples at these slots, inside `all_or_nothing`."""
+        """Erase the samples at these ``slots``, inside `all_or_nothing`."""
         if len(slots):
             where = torch.from_numpy(slots)
             self._rows.erase(where)
@@ -385,7 +385,7 @@ class Memory(Described, ABC):
         }
 
     def confirm(self, state: dict[str, Any]) -> None:
-        """Note that a state is safely on a disk; a memory in a file then deletes what only older states need."""
+        """Note that a ``state`` is safely on a disk; a memory in a file then deletes what only older states need."""
         file = self._rows.file
         if state["file"] is not None and file is not None and file.is_open:
             file.confirm(state["file"])

@@ -32,7 +32,7 @@ class TaskRingMemory(Memory):
         self.tasks = tasks
 
     def share(self, batch: Batch) -> int:
-        """Return how many samples a task may keep once this batch has come; refused if that is none."""
+        """Return how many samples a task may keep once this ``batch`` has come; refused if that is none."""
         held = self._index.task[self._index.occupied()]
         tasks = max(len(np.union1d(held, task_column(batch.task, len(batch)).numpy())), self.tasks or 0)
         return self._room_for_each(tasks, f"{tasks} tasks")

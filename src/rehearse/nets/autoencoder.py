@@ -42,7 +42,7 @@ class ConvAutoencoder(nn.Module):
         depth: int = 3,
         output: Output = "tanh",
     ) -> None:
-        """Set the shape of the inputs, the number of channels and of convolutions, and the last function."""
+        """Set the ``input_shape`` of one image, the numbers of ``channels`` and convolutions, and the last function."""
         super().__init__()
         self.input_shape = tuple(input_shape)
         if len(self.input_shape) != 3 or not all(isinstance(size, int) and size >= 1 for size in self.input_shape):

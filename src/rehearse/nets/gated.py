@@ -21,7 +21,14 @@ class GatedMLP(nn.Module):
     """
 
     def __init__(self, in_features: int = 784, hidden: int = 400, classes: int = 10, dropout: float = 0.2) -> None:
-        """Set the sizes of the layers, and the probability of dropout."""
+        """Set the sizes of the layers, and the probability of dropout.
+
+        Args:
+            in_features: Numbers in one input.
+            hidden: The units of the hidden layer.
+            classes: The number of outputs.
+            dropout: The probability with which a hidden unit is left out in training.
+        """
         super().__init__()
         check_positive(in_features=in_features, hidden=hidden, classes=classes)
         self.flatten = nn.Flatten()

@@ -20,7 +20,13 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, in_features: int = 784, hidden: Sequence[int] = (400, 400), classes: int = 10) -> None:
-        """Set the sizes of the layers."""
+        """Set the sizes of the layers.
+
+        Args:
+            in_features: Numbers in one input.
+            hidden: The units of each hidden layer.
+            classes: The number of outputs.
+        """
         widths = [in_features, *hidden]
         check_positive(in_features=in_features, classes=classes)
         for units in widths[1:]:

@@ -39,7 +39,7 @@ class ReducedResNet18(nn.Module):
         input_shape: tuple[int, int, int] = (3, 32, 32),
         norm: Norm = "batch",
     ) -> None:
-        """Set the number of classes and of filters, the shape of the inputs, and the normalization."""
+        """Set the number of ``classes`` and of filters, the ``input_shape`` of one image, and the normalization."""
         super().__init__()
         if classes < 1 or base < 1:
             raise InvalidInput(f"classes and base must be at least 1; got classes={classes}, base={base}")

@@ -48,7 +48,18 @@ class VAE(nn.Module):
         sigma: float = 1.0,
         kl: Divergence = "closed",
     ) -> None:
-        """Set the shape of the inputs, the sizes of the layers, and the terms of the loss; see above."""
+        """Set the shape of the inputs, the sizes of the layers, and the terms of the loss; see above.
+
+        Args:
+            input_shape: The shape of one input.
+            depth: The number of hidden layers of the encoder, and of the decoder.
+            hidden: The units of each hidden layer.
+            latent: The dimensions of z.
+            dropout: The probability with which a hidden unit is left out in training.
+            reconstruction: ``bernoulli`` or ``gaussian``.
+            sigma: The standard deviation of ``gaussian``.
+            kl: ``closed`` or ``sampled``.
+        """
         super().__init__()
         self.input_shape = tuple(input_shape)
         features = math.prod(self.input_shape)

@@ -21,7 +21,7 @@ class HighestLoss(Described):
     needs_gradient = False
 
     def __init__(self, candidates: int | None = 50) -> None:
-        """Set C, or None for the whole memory."""
+        """Set C, the number of ``candidates``, or None for the whole memory."""
         check_limit(candidates=candidates)
         self.candidates = candidates
 

@@ -73,7 +73,7 @@ def batchnorm(extent: Extent) -> Target:
         retrievals=(("ER-MIR", "ER"), ("ER-MIR", passed)),
         note=extent.note
         + "Published, clean and recalibrated are one training; passed: as many candidates pass through the network as "
-        "with MIR, and ten of them are recalled at random. ER passes none, so that published and clean are the same.",
+        "with MIR, and ten of them are replayed at random. ER passes none, so that published and clean are the same.",
         column_pairs=(
             *((column, "published") for column in ("recalibrated", "clean", "joint", "group-norm")),
             ("recalibrated", "clean"),
@@ -114,11 +114,11 @@ def _told(row: str, treatment: str, method: str, settings: Settings, *, passes: 
 
 
 def _more(updates: Iterable[int], budgets: Iterable[int]) -> dict[str, Settings]:
-    """Plain replay with more updates for each batch, or with more recalled memories in each."""
+    """Plain replay with more updates for each batch, or with more replayed samples in each."""
     return {
         "ER": {},
         **{f"ER, {number} updates": {"updates": number} for number in updates},
-        **{f"ER, {number} recalled": {"budget": number} for number in budgets},
+        **{f"ER, {number} replayed": {"budget": number} for number in budgets},
     }
 
 
@@ -127,7 +127,7 @@ def _cost_target(name: str, title: str, entries: Sequence[Entry], seeds: int, no
     more = [row for row in rows if row not in BOTH]
     pairs = (*(("ER-MIR", row) for row in ("ER", *more)), *((row, "ER") for row in more))
     note += (
-        "ER-MIR against plain replay with as many more updates, or as large a recalled batch, as its CPU time buys. "
+        "ER-MIR against plain replay with as many more updates, or as large a replayed batch, as its CPU time buys. "
         "CPU seconds are of whole runs, evaluation included, without loading and without that of treatments."
     )
     return Target(name, title, tuple(entries), seeds, pairs=tuple(pairs), note=note, retrievals=(("ER-MIR", "ER"),))
@@ -187,15 +187,15 @@ def sensitivity() -> list[Target]:
         return {words.format(value): {field: value} for value in values}
 
     criteria = {"MI-1": {"criterion": "mi1"}, "MI-2": {"criterion": "mi2"}}
-    current = {"left out": {"exclude_current_task": True}, "recalled too": {"exclude_current_task": False}}
+    current = {"left out": {"exclude_current_task": True}, "replayed too": {"exclude_current_task": False}}
     many = varied("candidates", (20, 50, 100, 150, "all"), "C = {}")
     return [
         _sensitivity("learning-rate", "the learning rate", varied("lr", (0.01, 0.02, 0.05, 0.1, 0.2), "lr {}")),
         _sensitivity("candidates", "the number of candidates", many, mir_alone=True),
-        _sensitivity("budget", "the number of recalled memories", varied("budget", (5, 10, 20), "{} recalled")),
+        _sensitivity("budget", "the number of replayed samples", varied("budget", (5, 10, 20), "{} replayed")),
         _sensitivity("criterion", "the criterion", criteria, [("MI-2", "MI-1")], mir_alone=True),
         _sensitivity(
-            "current-task", "what becomes of memories of the current task", current, [("recalled too", "left out")]
+            "current-task", "replay of stored samples of the current task", current, [("replayed too", "left out")]
         ),
     ]
 
@@ -278,7 +278,7 @@ def hybrid() -> Target:
         note=SHORT_NOTE
         + f"{CODES:,} codes of {CODE_NUMBERS} 32-bit numbers, twice as many of 16 bits, four times as many "
         f"of 8, or {images} raw images of {IMAGE_BYTES:,} bytes; the autoencoder itself is not "
-        f"counted. All of them recall {RECALLED} memories at a time. Learning accuracy: of each task right after "
+        f"counted. All of them replay {RECALLED} samples at a time. Learning accuracy: of each task right after "
         "it, so that who learns a task less has less to forget. The objective of the search (20 · interference − "
         "both entropies) and the interference are what it starts from and what it ends at.",
         sought="search objective",
@@ -290,8 +290,8 @@ LOSS_PAIRS = (("er-mir", "er"), ("er-ace-mir", "er-ace"), ("der-mir", "der"), ("
 
 
 ALL_TASKS = (
-    "er-ace and der recall memories of the current task too, er leaves them out: er-ace − er and der − er differ in "
-    "that as well."
+    "er-ace and der replay stored samples of the current task too, er leaves them out: er-ace − er and der − er "
+    "differ in that as well."
 )
 
 

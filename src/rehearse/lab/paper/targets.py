@@ -149,8 +149,8 @@ AE: Rows = {"AE-Random": ("ae", None, None)}
 AE_MIR: Rows = {"AE-MIR": ("ae-mir", None, None)}
 PUBLISHED_COPIES: Rows = {"AE-MIR, ten codes ten times": ("ae-mir", "ae-mir-ten-times", None)}
 COPIES_NOTE = (
-    " The AE-MIR of the authors' program recalls ten codes ten times each, its AE 100 distinct ones: the row with ten "
-    "codes ten times is that comparison. controls-hybrid takes the codes and their repetition apart."
+    " The AE-MIR of the reference implementation replays ten codes ten times each, its AE 100 distinct ones: the row "
+    "with ten codes ten times is that comparison. controls-hybrid takes the codes and their repetition apart."
 )
 ABLATED: Rows = {  # what is asked at test time plays no part in training: the first row is read from the runs of AE
     "- test AE": ("ae", None, REAL_TEST),

@@ -70,12 +70,13 @@ def make_stream(
     class_order: Sequence[int] | None = None,
     data_dir: str | PathLike[str] | None = None,
 ) -> Stream:
-    """The stream of that name, with the paper's sizes where nothing else is asked for.
+    """The stream of that ``name``, with the paper's sizes where nothing else is asked for.
 
     ``seed`` decides the order within each task. ``split_seed`` decides everything that is drawn once for all
     runs: the validation rows, the ``samples_per_task`` rows of each task, the permutations. ``n_tasks``
     divides the classes into that many tasks (for permuted-mnist: the number of permutations). ``class_order``
     is a permutation of the labels that says which classes make which task; the labels themselves stay.
+    A batch has ``batch_size`` samples. ``data_dir`` is where data sets are; see `rehearse data`.
     """
     known = find(STREAMS, "stream", name)
     if known.make is not None:

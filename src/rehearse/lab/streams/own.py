@@ -35,9 +35,11 @@ def from_arrays(
     scaling: Scaling = "unit",
     name: str = "arrays",
 ) -> ArrayStream:
-    """A stream over arrays or tensors; ``x`` may be a tuple or dict of them.
+    """A stream over arrays or tensors.
 
     Args:
+        x: inputs, or a tuple or dict of them; the first dimension is the sample.
+        y: targets.
         by: "class" (the default) makes tasks of classes, one each or as even as ``n_tasks`` allows, in
             ascending order or in that of ``class_order``. "order" keeps the rows as they come, without
             tasks, or cut into ``n_tasks`` pieces; targets may be anything, regression included.
@@ -45,7 +47,10 @@ def from_arrays(
         evaluation: by name ("validation", "test"), (x, y), or (x, y, tasks) where ``tasks`` is given;
             each is split into tasks by the same rule as the training rows.
         shuffle: whether ``seed`` orders the rows within a task; by default not with ``by="order"``, else yes.
-        drop_last: whether a task's last incomplete batch is left out; by default nobody's rows are.
+        drop_last: whether a task's last incomplete batch is left out.
+        batch_size: samples in a batch.
+        scaling: what becomes of bytes: "unit" for [0, 1], "symmetric" for [-1, 1].
+        name: what tables call the stream.
     """
     inputs, targets = _pair(x, y, "the training data")
     grouping = _grouping(targets, by, tasks, n_tasks, class_order)
@@ -94,10 +99,16 @@ def from_iterable(
 ) -> Stream:
     """A stream over anything that yields (x, y), (x, y, task) or a Batch: a DataLoader, a list, a generator.
 
-    It may be endless: nothing asks for its length. Give a function that makes the iterable where it can be
-    walked only once (a generator) and is to be walked again. ``batches(start=k)`` skips k batches, and is
-    exact as far as the iterable gives the same batches each time. ``evaluation`` has, by name, one (x, y) or
-    Batch, or a list of them, one per task.
+    It may be endless: nothing asks for its length. ``batches(start=k)`` skips k batches, and is exact as far as the
+    iterable gives the same batches each time.
+
+    Args:
+        source: the iterable, or a function that makes it, if it can be walked only once (a generator) and is to be
+            walked again.
+        evaluation: by name, one (x, y) or Batch, or a list of them, one per task.
+        n_tasks, n_classes, length, batch_size, input_shape: facts about the stream, as far as they are known.
+        scaling: see `from_arrays`.
+        name: what tables call the stream.
     """
     given = {"n_tasks": n_tasks, "n_classes": n_classes, "batch_size": batch_size}
     counts: dict[str, Any] = {

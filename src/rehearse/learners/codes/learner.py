@@ -267,7 +267,7 @@ class CodeReplay(Learner):
             self.coded.prepare(x, task, self._excluded(task), self._inputs, on_step)
 
     def rebuild(self, x: Tree) -> Tensor:
-        """Return inputs as they are read after they have been stored: what the classifier learns from."""
+        """Return inputs ``x`` as they are read after they have been stored: what the classifier learns from."""
         return torch.cat([rebuilt for _, rebuilt in self._rebuilt(x)])
 
     def _rebuilt(self, x: Tree) -> list[tuple[Tensor, Tensor]]:
