@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import rehearse
-from rehearse import Finetune, Learner, Replay, ReservoirMemory, Uniform
+from rehearse import Finetune, Learner, MostInterfered, Replay, ReservoirMemory, Uniform
 from rehearse.checkpoint import HEADER, MAGIC, VERSION, read_state, write_state
 from rehearse.errors import CheckpointError, InvalidType
 from sameness import assert_same, frozen
@@ -348,6 +348,38 @@ def test_what_is_no_file_is_never_replaced(kind: str, tmp_path: Path) -> None:
 def test_no_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot write"):
         write_state(tmp_path / "none" / "state", {})
+
+
+class Damped(torch.optim.SGD):
+    """An optimizer that notes something beside its groups, as torch's copies of it do not."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, lr, momentum=0.9)
+        self.damping = [0.5]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["lr"] *= self.damping[0]
+        super().step()
+
+
+def test_an_optimizer_of_ones_own_is_saved_loaded_and_looked_ahead_with(tmp_path: Path) -> None:
+    def made() -> Replay:
+        torch.manual_seed(0)
+        model, memory = nn.Linear(4, 3), ReservoirMemory(8)
+        return Replay(
+            model, Damped(model.parameters(), lr=0.1), memory, MostInterfered(4, virtual_step="optimizer"), budget=2
+        )
+
+    x, y = torch.randn(6, 4), torch.arange(6) % 3
+    one, other = made(), made()
+    for _ in range(3):
+        one.observe(x, y)
+    rehearse.save(one, tmp_path / "file")
+    rehearse.load(tmp_path / "file", into=other)
+    one.observe(x, y)
+    other.observe(x, y)
+    assert_same(other.state_dict(), one.state_dict())
 
 
 def test_a_file_names_the_version_of_the_package_that_wrote_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearse.files import replace_file, write_whole
+from rehearse.files import append, replace_file, write_whole
 
 
 def test_a_file_is_replaced_whole_or_stays_as_it_was(tmp_path: Path) -> None:
@@ -81,3 +81,24 @@ def test_an_error_says_whether_the_old_file_or_the_new_one_is_there(
         write_whole(path, "two")
     assert path.read_text("utf-8") == "two"
     assert os.listdir(tmp_path) == ["page.md"]
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*arguments: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unknown)
+    write_whole(tmp_path / "page.md", "one")
+    write_whole(tmp_path / "page.md", "two")
+    assert (tmp_path / "page.md").read_text("utf-8") == "two"
+
+
+def test_content_is_appended_where_a_file_ends_and_a_file_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert append(path, b"one", 0) == 3
+    assert append(path, b"two", 2) == 5
+    assert path.read_bytes() == b"ontwo"
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        append(path, b"three", 5)
+    assert not path.exists()

@@ -7,7 +7,6 @@ torch's loader silently accepts most single flipped bits.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError, InvalidType, RehearseError
-from .files import replace_file
+from .files import check_regular, replace_file
 from .learners import Learner
 from .monitor import Monitor
 
@@ -98,8 +97,7 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: If there is something wrong with the file; the message says what.
     """
     try:
-        if Path(path).exists() and not Path(path).is_file():  # reading a pipe would wait for somebody to write
-            raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
+        check_regular(Path(path))
         content = Path(path).read_bytes()
     except (OSError, ValueError) as problem:
         raise CheckpointError(f"cannot read {path}: {getattr(problem, 'strerror', problem)}") from problem

@@ -9,11 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .batch import Tree
+from .batch import Tree, tree_concatenate, tree_map
 from .checks import check_choice, check_limit
+from .engine import Layers, Passed, Plain
 from .errors import InvalidInput
 from .memory import Memory
+from .network import VirtualStep
 from .random import numpy_generator
+
+DIAGNOSED_AT_ONCE = 1000
+Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
+"""The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +73,18 @@ def diagnosed_slots(memory: Memory, exclude_task: Tensor | int | None, limit: in
         drawn = numpy_generator(0, "diagnose").choice(len(slots), limit, replace=False)
         slots = slots[torch.from_numpy(np.sort(drawn))]
     return slots
+
+
+def diagnosed(
+    memory: Memory, slots: Tensor, plain: Plain, passed: Passed, virtual_step: VirtualStep, layers: Layers
+) -> Diagnosis:
+    """Return the diagnosis of the samples at these slots; the further arguments are those of `Diagnosing`."""
+    # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
+    parts = [memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
+    losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
+    before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
+    interference, order = (after - before).sort(descending=True, stable=True)
+    labels, tasks = tree_concatenate([(part.y, torch.as_tensor(part.task)) for part in parts])
+    found = (slots, labels, tasks, before, after)
+    slots, labels, tasks, before, after = tree_map(lambda values: values[order], found)
+    return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)

@@ -48,6 +48,12 @@ def write_at(descriptor: int, content: Any, position: int) -> int:
     return position
 
 
+def check_regular(path: Path) -> None:
+    """Refuse a device or a pipe: writing would replace it, and reading would wait for somebody to write."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
+
+
 def replace_file(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> None:
     """Write a file that takes the place of ``path`` once it is complete and on the disk.
 
@@ -65,11 +71,11 @@ def replace_file(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> N
     place = Path(os.path.realpath(path))
     temporary = place.parent / f".{place.name}.{secrets.token_hex(4)}.tmp"
     try:
-        if path.exists() and not path.is_file():
-            raise OSError(errno.EINVAL, "it is neither a regular file nor a link to one")
+        check_regular(path)
         _remove_unfinished(place)
         with opened(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode) as descriptor:
-            lock(descriptor)  # says that it is being written
+            with contextlib.suppress(OSError):  # not every file system knows locks
+                lock(descriptor)  # says that it is being written
             if place.exists():
                 os.fchmod(descriptor, place.stat().st_mode & 0o777)
             if size and sys.platform == "linux":
@@ -99,12 +105,12 @@ def write_whole(path: Path, text: str) -> None:
     replace_file(path, text.encode("utf-8"))
 
 
-def append(path: Path, content: bytes, size: int, mode: int = 0o666) -> int:
+def append(path: Path, content: bytes, size: int) -> int:
     """Append bytes to a file of this size; return its new size when all of it is on the disk.
 
-    What is there beyond the size, as a call that failed may have left it, goes. A missing file is made.
+    What is there beyond the size, as a call that failed may have left it, is cut off. A file is made if the size is 0.
     """
-    with opened(path, os.O_RDWR | os.O_CREAT, mode) as descriptor:
+    with opened(path, os.O_RDWR | (0 if size else os.O_CREAT)) as descriptor:
         os.ftruncate(descriptor, size)
         end = write_at(descriptor, content, size)
         flush(descriptor)
@@ -122,11 +128,8 @@ def make_folder(path: Path) -> None:
     """Make a directory, and those above it that are missing, on the disk."""
     if not path.is_dir():
         make_folder(path.parent)
-        try:
+        with contextlib.suppress(FileExistsError):  # another process has made it in the meantime
             os.mkdir(path)
-        except FileExistsError:  # by another process in the meantime, or it is a file
-            if not path.is_dir():
-                raise
         sync(path.parent)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -40,11 +39,16 @@ def check(value: Any, form: Form, where: str) -> None:
     if not right:
         if isinstance(form, dict) and type(value) is dict:
             names = ", ".join(map(repr, form.keys() ^ value.keys()))
-            raise CheckpointError(f"{where} lacks {names}, or has it in vain; another version of rehearse saved it")
+            raise CheckpointError(f"{where} has entries missing or added ({names}): another version may have saved it")
         found = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
         raise CheckpointError(f"{where} does not fit: {found}")
     for key in form if isinstance(form, dict) else range(len(form)) if isinstance(form, list | tuple) else ():
         check(value[key], form[key], f"{where}[{key!r}]")
+
+
+def anything(value: Any) -> bool:
+    """Accept every value."""
+    return True
 
 
 def count(value: Any) -> bool:
@@ -73,7 +77,7 @@ def numbers(dtype: torch.dtype, low: int, high: int) -> Callable[[Any], bool]:
 
 
 def alike(tensors: Mapping[str, Tensor]) -> dict[str, Form]:
-    """Accept tensors with these names and shapes, but for the length: those of before a head has grown."""
+    """Accept tensors with these names, dtypes and shapes; their length may be that of before a head has grown."""
 
     def accept(own: Tensor, value: Any) -> bool:
         right = isinstance(value, Tensor) and value.dtype == own.dtype
@@ -89,12 +93,3 @@ def fits(value: Any, form: Form) -> bool:
     except CheckpointError:
         return False
     return True
-
-
-def setting(value: Any) -> bool:
-    """Accept what an optimizer is set to: None, a word, a finite number, or several."""
-    if isinstance(value, list | tuple):
-        return all(setting(part) for part in value)
-    if isinstance(value, Tensor):
-        return value.ndim == 0 and math.isfinite(value.item())
-    return value is None or isinstance(value, str) or (isinstance(value, int | float) and math.isfinite(value))

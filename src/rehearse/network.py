@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim import optimizer as global_hooks
 
 from .accelerate import kernels, offers
 from .batch import Tree, tree_leaves, tree_map
@@ -25,6 +23,7 @@ from .checks import check_model
 from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
 from .heads import outputs
 from .losses import at_least_float32
+from .optimizers import copied_optimizer, is_plain_sgd, rate
 from .precision import resolve_precision
 from .random import RandomState
 from .transforms import Observer
@@ -304,7 +303,7 @@ class Network:
             rates = {name: rate(names[name][1]) if alpha is None else alpha for name in gradient}
             return {name: torch.add(names[name][0], g, alpha=-rates[name]) for name, g in gradient.items()}
         memo: dict[int, Any] = {}
-        shadow = copy.deepcopy(self.optimizer, memo)
+        shadow = copied_optimizer(self.optimizer, memo)
         shadow.zero_grad(set_to_none=True)
         for name, value in self._clipped(gradient).items():
             memo[id(names[name][0])].grad = value
@@ -425,22 +424,6 @@ def finite(loss: Tensor) -> float:
     if not math.isfinite(value):
         raise NotFinite(f"the loss is {value} for finite input; the model or the learning rate is off")
     return value
-
-
-def rate(group: Mapping[str, Any]) -> float:
-    """Return α of a parameter group, negative if it maximizes."""
-    return float(group["lr"]) * (-1 if group.get("maximize") else 1)
-
-
-def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step is θ − α∇ℓ and nothing else: no momentum, weight decay, hooks or replaced ``step``."""
-    return (
-        type(optimizer) is torch.optim.SGD
-        and "step" not in vars(optimizer)
-        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
-        and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
-        and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
-    )
 
 
 def watched(modules: Iterable[nn.Module]) -> bool:

@@ -41,7 +41,7 @@ class Predictor:
     @torch.no_grad()
     def logits(self, x: Tree) -> Tree:
         """Return the model's outputs for ``x``."""
-        return tree_concatenate([self._served(part) for part in tree_parts(checked_inputs(x))])
+        return evaluated(self._served, x)
 
     def module(self) -> nn.Module:
         """Return a new module in eval mode that does what `logits` does, for `torch.export.export` and the like.
@@ -130,6 +130,23 @@ class Served(nn.Module):
     def forward(self, x: Tree) -> Tree:
         """Return the logits of inputs."""
         return self.answer(self.network, x)
+
+
+def evaluated(evaluate: Callable[[Tree], Tree], x: Tree) -> Tree:
+    """Return the logits of inputs, computed in parts; refuse a single sample with the way to make it a batch."""
+    x = checked_inputs(x)
+    try:
+        found = [evaluate(part) for part in tree_parts(x)]
+    except InvalidInput:
+        try:
+            evaluate(tree_map(lambda leaf: leaf[None], x))
+        except InvalidInput:
+            pass
+        else:
+            what = "x is one sample without the first dimension, which counts samples; pass a batch of one: x[None]"
+            raise InvalidInput(what) from None
+        raise
+    return tree_concatenate(found)
 
 
 def decided(logits: Tree, kind: Tree | None) -> Tree:

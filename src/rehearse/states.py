@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import partial
-from operator import eq
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import CheckpointError
-from .forms import check, count, setting
+from .forms import anything, check, count
 from .heads import fit
 from .network import Network
+from .optimizers import copied_optimizer
 from .random import borrowed
 
 
@@ -83,30 +82,16 @@ def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _any_extra_state(model_state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form of a model's state; what modules save beside tensors is theirs to check."""
-    return {name: value if isinstance(value, Tensor) else lambda _: True for name, value in model_state.items()}
+    return {name: value if isinstance(value, Tensor) else anything for name, value in model_state.items()}
 
 
 def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-    """Check a state by steps of a copy: one from the start shows what is held, another has to continue from it."""
-    shadow, own = copy.deepcopy(optimizer), optimizer.state_dict()["param_groups"]
-    shadow._optimizer_step_pre_hooks.clear()
-    shadow._optimizer_step_post_hooks.clear()
-    check(state, {"state": dict, "param_groups": [dict] * len(own)}, "the optimizer's state")
-    for group, mine in zip(state["param_groups"], own, strict=True):
-        check(group, dict.fromkeys(group, setting) | {"params": partial(eq, mine["params"])}, "the optimizer's group")
-    parameters = [parameter for group in shadow.param_groups for parameter in group["params"]]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    fresh: dict[int, dict[str, Any]] = {}
-    both: list[dict[int, dict[str, Any]]] = [{}, state["state"]]
-    for held in both:
-        shadow.load_state_dict(copy.deepcopy({**state, "state": held}))
-        for number, values in held.items():
-            check(number, lambda number: count(number) and number < len(parameters), "a parameter's number")
-            for name, value in values.items():
-                known = (), parameters[number].shape, getattr(fresh.get(number, {}).get(name), "shape", ())
-                if not (value.shape in known if isinstance(value, Tensor) else setting(value)):
-                    raise CheckpointError(f"the optimizer's {name} of parameter {number} has another shape")
-        for _ in range(2):  # momentum is multiplied from the second on
-            type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object
-        fresh = shadow.state_dict()["state"]
+    """Check that the optimizer can continue from a state: a copy of it takes two steps along gradients of zero."""
+    check(state["state"], dict.fromkeys(state["state"], dict), "the optimizer's state")
+    shadow = copied_optimizer(optimizer, {})
+    shadow.load_state_dict(copy.deepcopy(state))
+    for group in shadow.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    for _ in range(2):  # momentum is multiplied from the second on
+        type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object

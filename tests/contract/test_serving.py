@@ -326,3 +326,18 @@ def test_gdumbs_has_the_weights_that_a_prediction_would_be_trained_for() -> None
     assert_same(predictor.logits(x), learner.logits(x))
     learner.end_task()
     assert_same(predictor.logits(x), learner.logits(x))
+
+
+@pytest.mark.parametrize("first", [nn.Identity, nn.Flatten])
+def test_one_sample_that_is_no_batch_is_refused_with_what_to_do(first: type[nn.Module]) -> None:
+    model = nn.Sequential(first(), nn.Linear(8, 3))
+    learner = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    learner.observe(torch.randn(4, 8), torch.tensor([0, 1, 2, 0]))
+    before, one = frozen(learner.state_dict()), torch.randn(8)
+    for predict in (learner.predict, learner.predict_proba, learner.predictor().predict):
+        with pytest.raises(InvalidInput, match=r"x is one sample .* x\[None\]"):
+            predict(one)
+        with pytest.raises(InvalidInput, match="cannot take this batch"):  # another mistake
+            predict(torch.randn(2, 7))
+        assert predict(one[None]).shape[0] == 1
+    assert_same(learner.state_dict(), before)

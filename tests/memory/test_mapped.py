@@ -450,6 +450,36 @@ def test_forgetting_by_slot_survives_going_back(mapped: ReservoirMemory) -> None
     mapped.load_state_dict(third)
 
 
+def failing(*arguments: object) -> int:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def test_forgetting_by_slot_is_repeated_after_the_disk_refused_it(
+    mapped: ReservoirMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed(mapped, 0, 4)
+    state, doomed = mapped.state_dict(), mapped.slots()[:3]
+    contents = [row.numpy().tobytes() for row in mapped.get(doomed).x]
+    with monkeypatch.context() as disk:
+        disk.setattr("rehearse.memory.mapped.journal.append", failing)
+        with pytest.raises(CheckpointError, match="were not overwritten"):
+            mapped.forget(slots=doomed)
+    assert mapped.forget(slots=doomed) == 3
+    assert not any(content in path.read_bytes() for path in tmp_path.iterdir() for content in contents)
+    mapped.load_state_dict(state)
+    assert not set(mapped.slots().tolist()) & set(doomed.tolist())
+
+
+def test_a_journal_that_is_gone_is_not_made_anew_without_its_beginning(mapped: ReservoirMemory, tmp_path: Path) -> None:
+    feed(mapped, 0, 5)
+    mapped.state_dict()
+    (journal,) = tmp_path.glob("*.undo")
+    journal.unlink()
+    with pytest.raises(CheckpointError, match="cannot write"):
+        mapped.forget(slots=mapped.slots()[:1])
+    assert not journal.exists()
+
+
 # ----------------------------------------------------------------------------------------------------- learners
 
 
@@ -499,6 +529,28 @@ def test_a_learner_with_a_closed_memory_is_not_saved_and_can_be_loaded(tmp_path:
     assert (tmp_path / "checkpoint").read_bytes() == content
     rehearse.load(tmp_path / "checkpoint", into=one)
     assert torch.equal(one.memory.all().x, held.x)
+
+
+def test_a_learner_that_was_restored_in_part_is_refused_until_it_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = learner(tmp_path / "samples")
+    for number in range(4):
+        one.observe(*samples(number))
+    state = one.state_dict()
+    for number in range(4, 8):
+        one.observe(*samples(number))
+    one.state_dict()  # so that the load itself is what meets the fault
+    with monkeypatch.context() as disk:
+        disk.setattr("rehearse.memory.mapped.file.write_at", failing)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            one.load_state_dict(state)
+    for call in (one.state_dict, one.memory.all, lambda: one.observe(*samples(8))):
+        with pytest.raises(InvalidInput, match="load a checkpoint"):
+            call()
+    one.load_state_dict(state)
+    assert_same(one.state_dict(), state)
+    one.memory.close()
 
 
 def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(

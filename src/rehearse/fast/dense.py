@@ -23,7 +23,8 @@ from ..batch import WEIGHT, Batch, Tree
 from ..engine import Layers, Passed, Plain, joined
 from ..errors import InvalidInput
 from ..losses import CrossEntropy, weighted_losses
-from ..network import NamedGradient, VirtualStep, finite, is_plain_sgd, rate, watched
+from ..network import NamedGradient, VirtualStep, finite, watched
+from ..optimizers import is_plain_sgd, rate
 from ..undo import Operations
 
 relu_backward = torch.ops.aten.threshold_backward.default

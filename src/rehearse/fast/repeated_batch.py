@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from ..batch import Tree
 from ..errors import InvalidInput, NotFinite
-from ..network import NamedGradient, Network, is_plain_sgd, rate, watched
+from ..network import NamedGradient, Network, watched
+from ..optimizers import is_plain_sgd, rate
 from ..undo import Operations
 
 

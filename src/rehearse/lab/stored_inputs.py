@@ -13,7 +13,7 @@ from ..errors import CheckpointError
 from ..learners import AGEM, GEM, Learner, Replay
 from ..learners.gdumb import GDumb
 from ..learners.scr import SCR
-from ..memory.base import ARRIVED
+from ..memory.rows import ARRIVED
 from .streams import Stream
 
 OFFER_ALL: Final = (AGEM, GDumb, GEM, Replay, SCR)

@@ -33,28 +33,24 @@ from ..batch import (
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..described import Described, short
-from ..diagnose import Diagnosis, diagnosed_slots
-from ..engine import Layers, Passed, Plain
+from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
+from ..engine import Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..forms import check, count, optional
+from ..forms import anything, check, count, optional
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
 from ..memory import Memory
 from ..memory.ids import ID, checked_columns
-from ..network import Network, VirtualStep
+from ..network import Network
 from ..random import borrowed
-from ..serving import FrozenNetwork, Predictor, Served, decided, probabilities
+from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..states import load_network_state, move_network, network_state
 from ..transforms import Augmentation
 from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
 
-DIAGNOSED_AT_ONCE = 1000
-Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
-"""The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
-KINDS = (None, *get_args(Kind))
-PROGRESS = (optional(count), lambda kind: all(one in KINDS for one in tree_leaves(kind)), count, count)
+PROGRESS = (optional(count), lambda kind: {*tree_leaves(kind)} <= {None, *get_args(Kind)}, count, count)
 """The form of `Progress`."""
 
 
@@ -276,9 +272,8 @@ class Learner(Described, ABC):
 
     def logits(self, x: Tree) -> Tree:
         """Return the model's outputs for ``x`` in eval mode. Changes nothing."""
-        parts = tree_parts(checked_inputs(x))
         with self._read_only():
-            return tree_concatenate([self._evaluate(part) for part in parts])
+            return evaluated(self._evaluate, x)
 
     def predictor(self) -> Predictor:
         """Return an immutable copy of everything that prediction uses, with the same answers bit for bit.
@@ -346,16 +341,7 @@ class Learner(Described, ABC):
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):
             slots = diagnosed_slots(self.memory, batch.task if self.exclude_current_task else None, limit)
-            plain, passed, virtual_step, layers = self._diagnosing(batch)
-            # Parts of nearly the same size: none is a lone sample, which batch-norm cannot take.
-            parts = [self.memory.get(some) for some in torch.tensor_split(slots, -(-len(slots) // DIAGNOSED_AT_ONCE))]
-            losses = [plain.losses(part, passed.gradient, virtual_step=virtual_step, layers=layers) for part in parts]
-        before, after = (torch.cat([pair[i] for pair in losses]).cpu() for i in range(2))
-        interference, order = (after - before).sort(descending=True, stable=True)
-        labels, tasks = tree_concatenate([(part.y, torch.as_tensor(part.task)) for part in parts])
-        found = (slots, labels, tasks, before, after)
-        slots, labels, tasks, before, after = tree_map(lambda values: values[order], found)
-        return Diagnosis(passed.loss, slots, labels, tasks, before, after, interference)
+            return diagnosed(self.memory, slots, *self._diagnosing(batch))
 
     def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Return what `diagnose` judges stored samples by: the step on this batch that it looks ahead to."""
@@ -420,8 +406,7 @@ class Learner(Described, ABC):
         Raises:
             CheckpointError: If the state does not fit.
         """
-        if not isinstance(state, dict):
-            raise CheckpointError(f"a state is a dict, as state_dict returns it; this is a {type(state).__name__}")
+        check(state, dict, "the state, which must be what state_dict returned,")
         if state.get("learner") != type(self).__name__:
             raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {type(self).__name__}")
         with self.lock:
@@ -432,14 +417,11 @@ class Learner(Described, ABC):
                 try:
                     self._load(before)
                 except CheckpointError:
-                    if not isinstance(problem, CheckpointError):  # samples in a file are on their way: go all of it
+                    if not isinstance(problem, CheckpointError):  # no way back to before an interrupt
                         self._load(state)
                 if isinstance(problem, RehearseError) or not isinstance(problem, Exception):
                     raise
-                lacking = f"lacks {problem}; another version of rehearse saved it"
-                other = f"does not fit this {type(self).__name__}: {problem}"
-                what = lacking if isinstance(problem, KeyError) else other
-                raise CheckpointError(f"the state {what}") from problem
+                raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
         parts = dict.fromkeys(("network", "random", "batchnorm", "own"), dict) | {"learner": str}
@@ -447,11 +429,11 @@ class Learner(Described, ABC):
         check(state, {**parts, "progress": PROGRESS, "memory": memory}, f"the state of this {type(self).__name__}")
         load_network_state(self.network, state["network"])
         self.network.random.set(state["random"])
-        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), lambda _: True), "the batch-norm state")
+        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), anything), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
         self.progress = Progress(*state["progress"])
         self._load_own_state(state["own"])
-        if self.memory is not None:  # last: samples in a file may not find their way back
+        if self.memory is not None:  # last: samples in a file may have no way back
             self.memory.load_state_dict(state["memory"], self._check_stored)
 
     def _check_stored(self, samples: Batch) -> None:

@@ -165,14 +165,8 @@ class GDumb(Learner):
         return copy.deepcopy(own)
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        tensors = self.network.frozen()
-        form = {
-            "initial": {name: tensors[name] for name in self._initial},
-            "settings": list,
-            "seed": count,
-            "trained": bool,
-        }
-        check(state, form, "what GDumb starts from")
+        initial = {name: tensor for name, tensor in self.network.frozen().items() if name in self._initial}
+        check(state, {"initial": initial, "settings": list, "seed": count, "trained": bool}, "what GDumb starts from")
         check_optimizer_state({"state": {}, "param_groups": state["settings"]}, self.optimizer)
         self._initial, self._settings = copy.deepcopy((state["initial"], state["settings"]))
         self._seed = state["seed"]

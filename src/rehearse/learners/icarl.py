@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from ..batch import Batch, Step, Tree, checked_batch, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
 from ..checks import check_choice, check_memory, check_positive
+from ..diagnose import Diagnosing
 from ..engine import Plain, joined
 from ..errors import InvalidInput
-from ..forms import alike, check, count, each, optional
+from ..forms import alike, anything, check, count, each, optional
 from ..heads import outputs
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
@@ -26,7 +27,7 @@ from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import Served
 from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
-from .base import Diagnosing, Learner
+from .base import Learner
 from .nearest_mean import NearestMean
 
 Keep = Literal["memory", "task"]
@@ -258,7 +259,7 @@ class ICaRL(Learner):
     def _load_own_state(self, state: dict[str, Any]) -> None:
         label = each(lambda one: count(one) and one < (outputs(self.model) or 2**53))
         form = {"old": optional(alike(self.network.frozen())), "past_labels": label, "labels": label}
-        samples = {"x": lambda _: True, "y": Tensor, "task": Tensor, "columns": dict}
+        samples = {"x": anything, "y": Tensor, "task": Tensor, "columns": dict}
         check(state, {**form, "kept": optional(samples), "most_kept_bytes": count}, "what ICaRL knows of its tasks")
         old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
         batch = None if kept is None else Batch(**kept)

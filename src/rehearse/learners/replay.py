@@ -20,6 +20,7 @@ from ..checks import (
     check_positive,
     needs_two_samples,
 )
+from ..diagnose import Diagnosing
 from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
 from ..losses import columns_to_store, reads_average
@@ -30,7 +31,7 @@ from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
 from ..transforms import Augmentation, Transform
 from ..undo import Operations, Undoable, all_or_nothing, assign, run
-from .base import Diagnosing, Learner
+from .base import Learner
 from .nearest_mean import NearestMean
 
 PredictBy = Literal["head", "nearest-mean"]

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import DTYPES, Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..batch import Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
-from ..forms import Form, check, count, numbers, optional
+from ..forms import Form, check, count
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
 from .ids import OPTIONAL, checked_columns, matching, named_ids, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
-from .rows import Rows
+from .rows import ARRIVED, TARGET, TASK, Rows, as_batch
+from .saved import generator_state, saved_form, saved_samples
 
-ARRIVED, TASK, TARGET = "arrived", "task", "y"
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
 
 
@@ -240,7 +240,7 @@ class Memory(Described, ABC):
         if self._rows.x is None:
             raise InvalidInput("the memory is empty; add samples before retrieving any")
         x, columns = self._rows.read(slots)
-        return _as_batch(x, columns, slots)
+        return as_batch(x, columns, slots)
 
     def rewrite(self, slots: Tensor, x: Tree) -> None:
         """Replace the inputs at these ``slots`` by ``x``; everything else that is known of the samples stays."""
@@ -315,7 +315,7 @@ class Memory(Described, ABC):
             held = ((part, self._at(torch.from_numpy(part))) for part in in_parts(occupied, AT_ONCE))
             doomed = np.concatenate([occupied[:0], *(part[chosen(samples).numpy()] for part, samples in held)])
             if file is not None:
-                file.erase_past(lambda x, columns: chosen(_as_batch(x, columns)))
+                file.erase_past(lambda x, columns: chosen(as_batch(x, columns)))
         for some in in_parts(doomed, AT_ONCE):
             with all_or_nothing(self) as commit:
                 self.discard(some)
@@ -376,7 +376,7 @@ class Memory(Described, ABC):
             "seen": self.seen,
             "x": x,
             "columns": columns,
-            "file": None if file is None or rows.x is None else file.checkpoint(),
+            "file": file.checkpoint() if file is not None and file.is_open else None,
             "facts": {name: (fill, fact[:used].clone()) for name, (fill, fact) in self._facts.items()},
             "index": self._index.state(),
             "insertion": json.dumps(self._insertion.bit_generator.state),
@@ -386,8 +386,9 @@ class Memory(Described, ABC):
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that a ``state`` is safely on a disk; a memory in a file then deletes what only older states need."""
-        if state["file"] is not None and self._rows.file is not None and self._rows.x is not None:  # else it is closed
-            self._rows.file.confirm(state["file"])
+        file = self._rows.file
+        if state["file"] is not None and file is not None and file.is_open:
+            file.confirm(state["file"])
 
     def close(self) -> None:
         """Close the file, if the samples are in one, for another memory to open; load a checkpoint to go on."""
@@ -397,8 +398,9 @@ class Memory(Described, ABC):
 
     def check_open(self) -> None:
         """Refuse a memory whose file was closed: its samples are out of reach, and it must not start another file."""
-        if self._rows.file is not None and self._rows.x is None and len(self):
-            raise InvalidInput(f"the memory's file {self._rows.file.path} is closed; load a checkpoint to go on")
+        file = self._rows.file
+        if file is not None and not file.is_open and (len(self) or self._rows.x is not None):
+            raise InvalidInput(f"the memory's file {file.path} is closed; load a checkpoint to go on")
 
     def load_state_dict(self, state: dict[str, Any], check_stored: Callable[[Batch], object] | None = None) -> None:
         """Load what `state_dict` returned.
@@ -410,7 +412,7 @@ class Memory(Described, ABC):
         Raises:
             CheckpointError: If it is of another policy or capacity, or its file cannot be restored.
         """
-        check(state, self._form(), "the saved memory")
+        check(state, saved_form(self.capacity), "the saved memory")
         for name, own in (("policy", type(self).__name__), ("capacity", self.capacity)):
             if state[name] != own:
                 raise CheckpointError(f"the saved memory has {name} {state[name]!r}, this one {own!r}")
@@ -419,8 +421,12 @@ class Memory(Described, ABC):
         used = int(occupied[-1]) + 1 if len(occupied) else 0
         check(state["facts"], dict.fromkeys(state["facts"], (float, torch.empty(used))), "the memory's facts")
         check(state["own"], self._policy_form(state["seen"]), f"what this {type(self).__name__} knows")
-        insertion, sampling = (_generator_state(state[name]) for name in ("insertion", "sampling"))
-        self._check_samples(state, index, used, check_stored)
+        insertion, sampling = (generator_state(state[name]) for name in ("insertion", "sampling"))
+        samples = saved_samples(state, index)
+        if samples is not None:
+            self._check_policy(samples)
+            if check_stored is not None:
+                check_stored(samples)
         rows, forgotten = self._load_rows(state, occupied)
         index.clear(forgotten)
         facts = {name: (fill, torch.full((self.capacity,), fill)) for name, (fill, _) in state["facts"].items()}
@@ -431,38 +437,6 @@ class Memory(Described, ABC):
         self._clear_facts(torch.from_numpy(forgotten))
         self._insertion.bit_generator.state, self._sampling.bit_generator.state = insertion, sampling
         self._load_policy_state(state["own"])
-
-    def _form(self) -> dict[str, Form]:
-        digests = torch.empty(self.capacity, dtype=torch.int64)
-        file = {"file": str, "generation": count, "layout": str, "digests": digests}
-        plain = {"policy": str, "capacity": count, "seen": count, "insertion": str, "sampling": str}
-        parts = dict.fromkeys(("columns", "facts", "index", "own"), dict)
-        return plain | parts | {"x": lambda _: True, "file": optional(file)}
-
-    def _check_samples(
-        self, state: dict[str, Any], index: TaskIndex, used: int, check_stored: Callable[[Batch], object] | None
-    ) -> None:
-        """Refuse samples that could not have been stored."""
-        x, columns, slots = state["x"], state["columns"], index.occupied()
-        leaves = [] if x is None else tree_leaves((x, columns))
-        sound = all(isinstance(leaf, Tensor) and leaf.dtype in DTYPES and leaf.shape[:1] == (used,) for leaf in leaves)
-        if not sound or len(slots) > state["seen"] or (x is None and (columns or (used and state["file"] is None))):
-            raise CheckpointError(f"the saved memory's samples are not those of its {used} slots")
-        if x is None:
-            return
-        own = {TASK: torch.empty(used, dtype=torch.int64), ARRIVED: numbers(torch.int64, 0, 2**53)}
-        further = {name: OPTIONAL[name](used) for name in OPTIONAL.keys() & columns.keys()}
-        forms = dict.fromkeys(columns, Tensor) | {TARGET: lambda _: True} | own | further
-        check(columns, forms, "the saved memory's columns")
-        if used:
-            where = torch.from_numpy(slots)
-            x, columns = tree_map(lambda leaf: pick(leaf, where), (x, columns))
-            samples = _as_batch(x, {**columns})
-            self._check_policy(checked_batch(samples.x, samples.y))
-            if not np.array_equal(columns[TASK].numpy(), index.task[slots]):
-                raise CheckpointError("the saved memory's index has other tasks than its samples")
-            if check_stored is not None:
-                check_stored(samples)
 
     def _load_rows(self, state: dict[str, Any], occupied: Slots) -> tuple[Rows, Slots]:
         """Return the samples of a state, and those of the occupied slots that were forgotten for good since."""
@@ -478,20 +452,6 @@ class Memory(Described, ABC):
         elif rows.file is not None:
             rows.file.close()
         return rows, np.intersect1d(forgotten, occupied)
-
-
-def _as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
-    own = columns.pop(TARGET), columns.pop(TASK), columns.pop(ARRIVED)
-    return Batch(x, own[0], own[1], slots, columns)
-
-
-def _generator_state(text: str) -> dict[str, Any]:
-    """Return the state of a generator, if it is one."""
-    generator, state = np.random.PCG64(), json.loads(text)
-    generator.state = state
-    if generator.state != state:
-        raise CheckpointError(f"the state of the memory's random numbers is {text:.60}")
-    return dict(state)
 
 
 def _task_set(task: int | Tensor | None) -> set[int]:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from ..batch import Batch, task_column
 from ..errors import InvalidInput
-from .base import TARGET, Memory
+from .base import Memory
 from .index import EMPTY, Slots
+from .rows import TARGET
 
 RANK = "rank"  # a fact: 0 for a group's best exemplar, and so on; −1 for samples of the running task
 RUNNING = -1.0

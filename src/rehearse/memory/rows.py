@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Tree, pick, tree_leaves, tree_map, tree_named
+from ..batch import Batch, Tree, pick, tree_leaves, tree_map, tree_named
 from ..errors import InvalidInput
 from .changes import Changes
 from .ids import OPTIONAL
 from .mapped import MappedFile
+
+ARRIVED, TASK, TARGET = "arrived", "task", "y"  # columns that every memory has
 
 
 class Rows:
@@ -115,6 +117,12 @@ class Rows:
         numbers = math.prod(shape)
         raw = np.zeros((numbers + 1) * samples.element_size(), dtype=np.uint8)  # torch cannot view no bytes
         return torch.from_numpy(raw).view(samples.dtype)[:numbers].view(shape)
+
+
+def as_batch(x: Tree, columns: dict[str, Tensor], slots: Tensor | None = None) -> Batch:
+    """Return samples with all their columns as a batch."""
+    own = columns.pop(TARGET), columns.pop(TASK), columns.pop(ARRIVED)
+    return Batch(x, own[0], own[1], slots, columns)
 
 
 def check_leaf(samples: Tensor, held: Tensor, where: str) -> None:

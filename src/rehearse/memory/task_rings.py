@@ -6,8 +6,9 @@ import numpy as np
 
 from ..batch import Batch, task_column
 from ..errors import InvalidInput
-from .base import ARRIVED, Memory
+from .base import Memory
 from .index import EMPTY, Slots
+from .rows import ARRIVED
 
 
 class TaskRingMemory(Memory):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...checks import check_choice, check_rebuilt
 from ...errors import CheckpointError, InvalidInput
+from ...forms import check
 from ...memory import Memory
 from ...network import Network
 from ...serving import FrozenNetwork
@@ -153,9 +154,8 @@ class Codec:
         for name in ("codes", "statistics"):
             if state[name] != (own := getattr(self, name)):
                 raise CheckpointError(f"the saved learner has {name}={state[name]!r}, this one {name}={own!r}")
-        shapes, saved = ({name: t.shape for name, t in of.items()} for of in (self.tensors, state["tensors"]))
-        if shapes != saved:
-            raise CheckpointError("the saved codes were made by another autoencoder")
+        form = {"tensors": dict(self.tensors), "low": self.low, "step": self.step, "codes": str, "statistics": str}
+        check(state, form, "what reads the saved codes")
         device = self.network.device
         tensors, low, step = copied(state["tensors"], device), state["low"].to(device), state["step"].to(device)
         return replace(self, tensors=tensors, low=low, step=step)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...batch import Batch
 from ...checks import check_choice, check_positive, check_rebuilt
 from ...errors import InvalidInput
-from ...forms import alike, check, count, optional
+from ...forms import anything, check, count, optional
 from ...losses import at_least_float32
 from ...memory import Memory
 from ...memory.rows import check_leaf
@@ -206,10 +206,8 @@ class CodedMemory:
         """Load what `state_dict` returned."""
         counts = {"seed": count, "steps": count, "unprepared_batches": count, "prepared_task": optional(count)}
         shape = optional((str, lambda sizes: type(sizes) is tuple and all(map(count, sizes))))
-        parts = {"begun": optional((count, count, count)), "autoencoder": dict, "random": dict, "input": shape}
-        codec = {"tensors": alike(self.codec.tensors), "low": self.codec.low, "step": self.codec.step}
-        kinds = {"codes": str, "statistics": str}
-        check(state, {**dict.fromkeys(state, lambda _: True), **counts, **parts, "codec": codec | kinds}, "the codes")
+        parts = {"begun": optional((count, count, count)), "autoencoder": dict, "random": dict, "codec": dict}
+        check(state, {**dict.fromkeys(state, anything), **counts, **parts, "input": shape}, "the codes")
         load_network_state(self.network, state["autoencoder"])
         self.network.random.set(state["random"])
         self.codec, self.input = self.codec.loaded(state["codec"]), None

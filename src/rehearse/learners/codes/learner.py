@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
 from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
+from ...diagnose import Diagnosing
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
-from ...forms import Form, alike, check, count, optional
+from ...forms import alike, anything, check, count, optional
 from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -24,7 +25,7 @@ from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
 from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
-from ..base import Diagnosing, Learner
+from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers
 from .coded import CodedMemory, Refresh, Schedule
 from .search import CodeSearch, check_search
@@ -338,10 +339,8 @@ class CodeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        form: dict[str, Form] = dict.fromkeys(state, lambda _: True) | {
-            "previous": optional(alike(self.network.frozen()))
-        }
-        check(state, form | {"batches_since_snapshot": count, "search": optional(dict)}, "what CodeReplay knows")
+        form = {"previous": optional(alike(self.network.frozen())), "search": optional(dict)}
+        check(state, dict.fromkeys(state, anything) | form | {"batches_since_snapshot": count}, "what CodeReplay knows")
         if (state["search"] is None) != (self.search is None):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")

@@ -337,10 +337,8 @@ class GenerativeReplay(Learner):
         load_network_state(self.generator_network, state["generator"])
         copy = partial(copied, device=self.device)
         for network, gradient in zip(self._networks(), state["gradients"], strict=True):
-            named = {
-                name: parameter for name, (parameter, _) in network.trainable().items() if name in (gradient or {})
-            }
-            check(gradient, optional(alike(named)), "the last gradient")
+            held = {name: one for name, (one, _) in network.trainable().items() if name in (gradient or ())}
+            check(gradient, optional(alike(held)), "the last gradient")
         previous = None if state["previous"] is None else Previous(*map(copy, state["previous"]))
         gradients = [None if one is None else NamedGradient(copy(one)) for one in state["gradients"]]
         batches, samples = state["counts"]

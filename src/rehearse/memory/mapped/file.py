@@ -11,10 +11,8 @@ A process that is killed at any moment, or a power failure, loses nothing of a c
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -42,6 +40,7 @@ AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
 CHUNK: Final = 4096  # rows or records handled at once
 NO_ROWS: Final = np.zeros((0, 0), dtype=np.uint8)
 NO_MAP: Final = mmap.mmap(-1, PAGE)
+Moved = Iterator[tuple[Slots, Bytes]]
 
 
 class MappedFile:
@@ -57,16 +56,14 @@ class MappedFile:
         self.path, self.capacity, self._changes = Path(path).absolute(), capacity, changes
         self._digests = np.zeros(capacity, dtype=np.uint64)  # of each row; 0 if it holds nothing
         self._changed = np.zeros(capacity, dtype=bool)  # in RAM, and not yet in the file
-        self._to_journal = np.zeros(
-            capacity, dtype=bool
-        )  # holds what it held at the last checkpoint, in the file alone
+        # Slots that still hold in the file what they held at the last checkpoint, and are in no journal yet.
+        self._to_journal = np.zeros(capacity, dtype=bool)
         self._news = False  # whether anything was written since the last checkpoint
         self._journal: Journal | None = None  # of the last checkpoint of this history
         self._rows: Bytes = NO_ROWS
         self._map = NO_MAP
         self._resident = 0
         self._close: Callable[[], object] | None = None
-        self._torn = False  # whether a checkpoint was restored in part
 
     # ------------------------------------------------------------------------------------------------- the file
 
@@ -86,8 +83,6 @@ class MappedFile:
         size = header.size + self.capacity * layout.row_bytes
         self._changes.add(self._discard)
         try:
-            if shutil.disk_usage(self.path.parent).free < size:
-                raise OSError(errno.ENOSPC, "no space left on the disk")
             for generation in generations(self.path):  # of a run that was killed before its first save was done
                 remove(journal_path(self.path, generation))
             replace_file(self.path, header.content(), mode=0o600, size=size)
@@ -95,6 +90,11 @@ class MappedFile:
             raise InvalidInput(f"cannot create {self.path} ({size:,} bytes): {problem.strerror}") from problem
         self._open()
         return self._layout.views(self._rows)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the samples are within reach; if not, a checkpoint has to be loaded."""
+        return self._close is not None
 
     def close(self) -> None:
         """Close the file; what was not saved is gone."""
@@ -105,7 +105,7 @@ class MappedFile:
 
     def _discard(self) -> None:
         """Close the file and delete it: nothing was stored in it after all."""
-        if self._close is not None:
+        if self.is_open:
             self.close()
             remove(self.path)
 
@@ -140,15 +140,11 @@ class MappedFile:
             raise InvalidInput(f"{self.path} is in use by another memory; close that first (memory.close())")
         return file.fileno(), Header.read(file.fileno(), self.path)
 
-    def check_process(self, restoring: bool = False) -> None:
-        """Refuse a file that was restored in part, and a forked child: its samples would not be those of its parent."""
-        if self._close is not None and self._process != os.getpid():
+    def check_process(self) -> None:
+        """Refuse a forked child: its samples would not be those of its parent."""
+        if self.is_open and self._process != os.getpid():
             advice = "let a forked child use learner.predictor(), or a learner with a file of its own"
             raise InvalidInput(f"{self.path} is in use by process {self._process}, this one's parent: {advice}")
-        if self._torn and not restoring:
-            raise CheckpointError(
-                f"{self.path} was restored in part before something failed; load the checkpoint again"
-            )
 
     # ------------------------------------------------------------------------------------------------ overwriting
 
@@ -166,10 +162,10 @@ class MappedFile:
     def erase(self, slots: Slots) -> None:
         """Overwrite samples for good: loading a checkpoint will not bring them back."""
         self.check_process()
-        self._note(slots)
         with self._writing("; the samples were not overwritten"):
             self._keep(ROW, np.flatnonzero(self._changed))  # at the checkpoint these slots held other samples
             self._keep(FORGOTTEN, slots)
+        self._note(slots)  # only now: undoing it counts as a change, and these samples must not be journaled as rows
         self._write(slots, 0, 0)
         self.sync()
 
@@ -270,20 +266,23 @@ class MappedFile:
         Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
         again.
         """
-        self.check_process(restoring=True)
+        self.check_process()
         if not self.path.exists():
             raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
-        if self._torn:
-            self.close()
-        was_open = self._close is not None
+        stays_open = self.is_open
         try:
-            if was_open:
+            if stays_open:
                 self._write_out()
             else:
                 self._open()
-            forgotten = self._go_back(self._journals_since(state), state["digests"].numpy().view(np.uint64), occupied)
+            journals, wanted = self._journals_since(state), state["digests"].numpy().view(np.uint64)
+            kept, moved, forgotten = self._find(journals, wanted, occupied)
+            stays_open = False  # samples that are restored in part are out of reach until a checkpoint is loaded
+            self._journal, self._to_journal[:], self._digests[:] = None, False, 0
+            self._digests[kept] = wanted[kept]
+            self._go_back(journals, kept, moved, forgotten)
         except BaseException:
-            if not was_open:
+            if not stays_open:
                 self.close()
             raise
         return (*self._layout.views(self._rows), forgotten)
@@ -298,8 +297,11 @@ class MappedFile:
             raise CheckpointError(f"{self.path} cannot go back to checkpoint {generation} (of {live}): {why}")
         return self._journals(generation)
 
-    def _go_back(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> Slots:
-        """Find where each row of the checkpoint is, compare it with its digest, and rewrite file and journals."""
+    def _find(self, journals: list[Journal], wanted: NDArray[np.uint64], occupied: Slots) -> tuple[Slots, Moved, Slots]:
+        """Find each row of a checkpoint and compare it with its digest.
+
+        Returns the slots of those that are there, the ones to take from the journals, and the forgotten slots.
+        """
         sources, forgotten = [self._rows], np.zeros(self.capacity, dtype=bool)
         source, place = np.zeros(self.capacity, dtype=np.int64), np.arange(self.capacity)
         for journal in reversed(journals):  # the oldest record of a slot has the last word
@@ -315,21 +317,23 @@ class MappedFile:
         if bad:
             what = f"{len(bad)} samples (the first in slot {bad[0]}) are not those that were saved"
             raise CheckpointError(f"{self.path} or its journal is damaged or was altered: {what}")
-        self._torn, self._journal, self._to_journal[:], self._digests[:] = True, None, False, 0
-        self._digests[kept] = wanted[kept]
-        for part in in_parts(kept[source[kept] > 0], CHUNK):
-            self._replace(part, np.stack([sources[source[slot]][place[slot]] for slot in part]))
+        parts = in_parts(kept[source[kept] > 0], CHUNK)
+        moved = ((part, np.stack([sources[source[slot]][place[slot]] for slot in part])) for part in parts)
+        return kept, moved, np.flatnonzero(forgotten)
+
+    def _go_back(self, journals: list[Journal], kept: Slots, moved: Moved, gone: Slots) -> None:
+        """Rewrite the file and the journals."""
+        for part, rows in moved:
+            self._replace(part, rows)
         for part in in_parts(np.setdiff1d(np.arange(self.capacity), kept), CHUNK):
             self._replace(part[self._rows[part].any(1)], 0)  # samples that came later, where no id would find them
-        (first, *later), gone = journals, np.flatnonzero(forgotten)
+        first, *later = journals
         with self._writing("; load the checkpoint again"):
             self._write_counter()  # before the journals that prove it are gone
             first.append(FORGOTTEN, gone)
             for journal in reversed(later):
                 remove(journal.path)
             self._begin(first, gone)
-        self._torn = False
-        return gone
 
     def _replace(self, slots: Slots, rows: Bytes | int) -> None:
         """Write rows of a checkpoint that is being restored."""
