@@ -7,7 +7,7 @@ software and machine, and a checkpoint from which it resumes bit for bit after a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..errors import CheckpointError
 from ..learners import Step
 from .environment import environment, peak_memory
 from .limits import check_plain, enough_memory
+from .matrices import Matrices, accuracy_metrics, as_arrays, as_lists
 from .methods import find_method, preparation_key
 from .predictors import alternative_predictors, own_metrics
 from .preparations import Cost, Preparation
@@ -101,7 +102,7 @@ class Run:
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that made an earlier part of the run."""
 
-    def _undefined(self, tasks: int) -> dict[str, metrics.Array]:
+    def _undefined(self, tasks: int) -> Matrices:
         return {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
 
     def steps(
@@ -226,7 +227,7 @@ class Run:
     def _note(self, row: int, accuracies: metrics.Array) -> None:
         self.within.append({"step": self.position, "task": row, "test": plain(accuracies.tolist())})
 
-    def _evaluate(self, predict: Predict, into: dict[str, metrics.Array], row: int) -> None:
+    def _evaluate(self, predict: Predict, into: Matrices, row: int) -> None:
         for name, matrix in into.items():
             for column, test in enumerate(self.stream.evaluation[name][: row + 1]):
                 matrix[row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
@@ -245,8 +246,8 @@ class Run:
             "position": self.position,
             "begun": self.begun,
             "learner": without_inputs(self.learner.state_dict(), self.learner),
-            "matrices": _lists(self.matrices),
-            "alternatives": {name: _lists(matrices) for name, matrices in self.alternatives.items()},
+            "matrices": as_lists(self.matrices),
+            "alternatives": {name: as_lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
             "within": self.within,
             "cost": [getattr(self, name) for name in COSTS],
@@ -257,8 +258,8 @@ class Run:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
-        matrices = _arrays(state["matrices"], self.matrices)
-        alternatives = {name: _arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
+        matrices = as_arrays(state["matrices"], self.matrices)
+        alternatives = {name: as_arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
         position, begun, extra, places = (state[name] for name in ("position", "begun", "extra", "environments"))
         floats = [*state["cost"], *(value for table in extra for value in table.values())]
         check_plain([position, begun, state["within"], state["cost"], places])
@@ -280,15 +281,15 @@ class Run:
         """Return everything that a table needs, as plain values: fractions, None for undefined."""
         sizes = [len(test) for test in self.stream.evaluation["test"]]
         alternatives = {
-            name: {"metrics": plain(_numbers(matrices, sizes)), "matrices": plain(_lists(matrices))}
+            name: {"metrics": plain(accuracy_metrics(matrices, sizes)), "matrices": plain(as_lists(matrices))}
             for name, matrices in self.alternatives.items()
         }
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(_numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
+            "metrics": plain(accuracy_metrics(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
             "extra": plain(self.extra),
-            "matrices": plain(_lists(self.matrices)),
+            "matrices": plain(as_lists(self.matrices)),
             **({"treatments": alternatives} if alternatives else {}),
             **({"within": self.within} if self.within else {}),
             "test_sizes": sizes,
@@ -307,35 +308,6 @@ class Run:
                 "peak_memory_bytes": peak_memory(),
             },
         }
-
-
-def _numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dict[str, float]:
-    """Return the metrics of accuracy matrices, given by the name of their evaluation sets."""
-    test = matrices["test"]
-    numbers = {
-        "accuracy": metrics.average_accuracy(test),
-        "pooled_accuracy": metrics.pooled_accuracy(test, sizes),
-        "forgetting": metrics.forgetting(test),
-        "backward_transfer": metrics.backward_transfer(test),
-        "learning_accuracy": metrics.learning_accuracy(test),
-        "anytime_accuracy": metrics.anytime_accuracy(test),
-    }
-    if "validation" in matrices:
-        numbers["validation_accuracy"] = metrics.average_accuracy(matrices["validation"])
-    return numbers
-
-
-def _lists(matrices: Mapping[str, metrics.Array]) -> dict[str, Any]:
-    return {name: matrix.tolist() for name, matrix in matrices.items()}
-
-
-def _arrays(lists: Mapping[str, Any], like: Mapping[str, metrics.Array]) -> dict[str, metrics.Array]:
-    arrays = {name: np.array(lists[name]) for name in like}
-    for name, matrix in arrays.items():
-        known = matrix.shape == like[name].shape and matrix.dtype == np.float64
-        if not known or not (np.isnan(matrix) | (matrix >= 0) & (matrix <= 1)).all():
-            raise CheckpointError(f"its accuracies on the {name} sets are not those of this run")
-    return arrays
 
 
 @enough_memory()
