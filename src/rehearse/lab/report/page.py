@@ -33,7 +33,7 @@ from .tables import spread
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 PICTURE_BYTES, PICTURE_PIXELS = 20_000_000, 50_000_000
-TITLE = "rehearse: runs compared"
+TITLE = "Comparison of replay methods"
 
 # What a mark of each style looks like around (0, 0): colours are not the only thing that tells series apart.
 MARKERS = (
@@ -142,10 +142,10 @@ def _charts(rows: Sequence[Row]) -> list[Chart]:
 def _settings(section: Section) -> list[str]:
     """The section's settings in words; what the stream decides by itself is left out."""
     problem = section.problem
-    words = [] if section.capacity is None else [f"memory of {section.capacity:,} rows"]
+    words = [] if section.capacity is None else [f"memory of {section.capacity:,} samples"]
     networks = sorted({row.spec.network for row in section.rows})
     words += [f"network{'s' if len(networks) > 1 else ''} {', '.join(networks)}", f"batches of {problem['batch_size']}"]
-    names = {"tasks": "tasks", "samples_per_task": "rows a task"}
+    names = {"tasks": "tasks", "samples_per_task": "samples per task"}
     words += [f"{problem[name]:,} {said}" for name, said in names.items() if problem[name] is not None]
     if problem["class_order"] is not None:
         words.append(f"class order {', '.join(map(str, problem['class_order']))}")
