@@ -320,7 +320,7 @@ def test_the_split_is_part_of_a_run_and_of_how_it_is_made_again(rehearse_command
     assert "--split-seed 3" in rerun_command(result)
     code, _, err = rehearse_command(*words, "--images", "--json")
     assert code == 0
-    assert "1 runs are neither traced nor drawn" in err
+    assert "runs neither traced nor drawn: 1; their results are in runs" in err
 
 
 def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_targets(

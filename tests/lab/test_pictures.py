@@ -116,7 +116,7 @@ def test_a_run_for_a_picture_that_fails_is_not_tried_twice(tmp_path):
     assert done.returncode == 1
     said = " ".join((done.stdout + done.stderr).split())
     assert said.count("gen-mir on split-mnist, seed 0: failed") == 1
-    assert "is truncated, half downloaded or another file" in said
+    assert "is no complete gzip file" in said
 
 
 def test_the_command_line_draws_and_the_page_shows(tmp_path):

@@ -232,7 +232,7 @@ def run(
     again = [store.folder(event.spec) for event in finished if event.again]
     kept = len([folder for folder in again if trace or (images and not (folder / "images").is_dir())])
     if kept:
-        say(f"{kept} runs are neither traced nor drawn: their results are in {out}; choose another --out", "yellow")
+        say(f"runs neither traced nor drawn: {kept}; their results are in {out}; choose another --out", "yellow")
     groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
     comparison = compare(
         {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}
