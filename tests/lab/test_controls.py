@@ -91,10 +91,10 @@ def test_the_short_step_is_ae_mir_with_a_step_size_of_its_own() -> None:
 
 
 def test_a_difference_is_settled_or_says_what_it_takes() -> None:
-    assert settling(summary([0.03])) == "one seed tells nothing"
+    assert settling(summary([0.03])) == settling(summary([0.03, 0.03])) == "too few seeds"
     assert settling(summary([0.02, 0.021, 0.022])) == settling(summary([-0.02, -0.021, -0.022])) == "settled"
-    assert settling(summary([0.0, 0.0])) == "no difference"
-    assert settling(summary([-1.0, 1.001])) == "over 1,000"
+    assert settling(summary([0.0, 0.0, 0.0])) == "no difference"
+    assert settling(summary([-1.0, 1.001, 0.0])) == "over 1,000"
     wide = summary([0.05, -0.04, 0.02])
     needed = seeds_needed(wide.sd, wide.mean)
     assert needed is not None

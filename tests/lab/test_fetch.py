@@ -312,7 +312,7 @@ def test_miniimagenet_is_verified(server: Server, tmp_path: Path, monkeypatch: p
 
 
 def test_missing_data_cannot_be_verified(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="not there"):
+    with pytest.raises(DataError, match="MNIST not found in"):
         fetch.verify("mnist", tmp_path)
 
 

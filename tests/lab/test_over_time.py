@@ -21,7 +21,7 @@ from rehearse.lab.report.compare import compare
 from rehearse.lab.report.page import render
 from rehearse.lab.report.rerun import rerun_command
 from rehearse.lab.report.runs import FinishedRun
-from rehearse.lab.report.tables import over_time_table
+from rehearse.lab.report.tables import comparison_tables
 from rehearse.lab.spec import Spec
 from rehearse.lab.within import TIMED
 from sameness import assert_same
@@ -117,10 +117,9 @@ def test_a_stream_that_does_not_wait_loses_what_arrives_meanwhile() -> None:
 
 def test_tables_and_page_show_it_where_it_was_measured(tmp_path: Path) -> None:
     results: dict[str, Any] = {"timed": execute(TIMES), "plain": execute(PLAIN)}
-    table = over_time_table(compare({name: [result] for name, result in results.items()}))
-    assert table is not None
+    _, table, _ = comparison_tables(compare({name: [result] for name, result in results.items()}))
     assert [column.header for column in table.columns][1:] == [name.replace("_", " ") for name in TIMED]
-    assert over_time_table(compare({"plain": [results["plain"]]})) is None
+    assert len(comparison_tables(compare({"plain": [results["plain"]]}))) == 1
     pages = {
         name: render([FinishedRun(Spec.from_dict(result["spec"]), result, tmp_path)])
         for name, result in results.items()

@@ -20,6 +20,7 @@ from rehearse.lab.paper.target import Target
 from rehearse.lab.paper.targets import TARGETS
 from rehearse.lab.report.images import GAP, SCALE
 from rehearse.lab.report.pictures import check_pictures, draw_task
+from rehearse.lab.streams.datasets.fetch import MNIST_FILES
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("jinja2")
@@ -104,13 +105,18 @@ def test_results_alone_hold_no_pictures_and_that_is_said(tmp_path):
 
 
 def test_a_run_for_a_picture_that_fails_is_not_tried_twice(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    for remote in MNIST_FILES:
+        (tmp_path / "mnist" / remote.name).write_bytes(b"damaged")
     words = ["reproduce", "figure2", "--out", str(tmp_path / "out"), "--jobs", "1", "--data-dir", str(tmp_path)]
     nowhere = {name: value for name, value in os.environ.items() if name != "REHEARSE_DATA"}
     nowhere["XDG_CACHE_HOME"] = str(tmp_path)  # nor there are the digits, wherever else they are on this machine
     command = [sys.executable, "-m", "rehearse", *words]
     done = subprocess.run(command, env=nowhere, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
-    assert "gen-mir on split-mnist, seed 0 failed: MNIST is not there" in " ".join((done.stdout + done.stderr).split())
+    said = " ".join((done.stdout + done.stderr).split())
+    assert said.count("gen-mir on split-mnist, seed 0: failed") == 1
+    assert "is no complete gzip file" in said
 
 
 def test_the_command_line_draws_and_the_page_shows(tmp_path):

@@ -30,11 +30,11 @@ from rehearse.lab.within import over_time
 RETRIEVAL, DECIDING = STRONG["strong-retrieval-split-cifar10"], "30 replayed, augmented"
 
 
-def measured(name: str, cpu: Callable[[str], float] = lambda _: 100.0, **more: Any) -> Outcome:
-    """A target with made results of two seeds, in bfloat16."""
+def measured(name: str, cpu: Callable[[str], float] = lambda _: 100.0, seeds: int = 2, **more: Any) -> Outcome:
+    """A target with made results of two seeds, or ``seeds``, in bfloat16."""
     results = []
     for number, entry in enumerate(STRONG[name].available()):
-        for seed in range(2):
+        for seed in range(seeds):
             result = made_result(
                 dataclasses.replace(entry.spec(seed), precision="bfloat16"), 0.5 + number / 100 + seed / 50
             )
@@ -157,8 +157,8 @@ def test_without_results_every_answer_says_so() -> None:
 def test_an_underpowered_difference_says_how_many_seeds_it_needs() -> None:
     text = four_answers([measured("strong-retrieval-split-cifar10")])
     (line,) = [one for one in text.splitlines() if f"{DECIDING} | equal samples | {INTERFERED} − {UNIFORM}" in one]
-    assert "+2.0 ± 0.0 (n = 2), settled" in line
-    noisy = measured("strong-retrieval-split-cifar10")
+    assert "+2.0 (+2.0 to +2.0) (n = 2), inconclusive, too few seeds" in line
+    noisy = measured("strong-retrieval-split-cifar10", seeds=4)
     runs = [result for found in noisy.runs.values() for result in found.values()]
     for number, result in enumerate(runs):
         result["metrics"] = {**result["metrics"], "accuracy": 0.5 + 0.1 * (number % 3)}

@@ -30,9 +30,10 @@ from rehearse.lab.paper.costs import Costs
 from rehearse.lab.report.compare import compare
 from rehearse.lab.report.page import render
 from rehearse.lab.report.rerun import rerun_command
+from rehearse.lab.report.run_table import run_table
 from rehearse.lab.report.runs import FinishedRun
 from rehearse.lab.report.sentences import fallback_sentences, own_sentences, sentences
-from rehearse.lab.report.tables import comparison_table, over_time_table
+from rehearse.lab.report.tables import comparison_tables
 from rehearse.lab.setup import spec_learner
 from rehearse.lab.spec import Spec, load_spec_values
 from rehearse.lab.streams import from_arrays
@@ -119,7 +120,7 @@ def _use(result: dict[str, Any]) -> None:
     printed = io.StringIO()
     console = PrintableConsole(markup=False, file=printed, width=200)
     comparison = compare({"a": [result], "good": [good]})
-    for table in (comparison_table(comparison), over_time_table(comparison)):
+    for table in (*comparison_tables(comparison, verbose=True), run_table("a run", result)):
         console.print(table)
     console.print("\x1b[2J".join(str(value) for value in result["environment"].values()))
     _check_text(printed.getvalue(), "what is printed")

@@ -19,9 +19,9 @@ from ..batch import Batch
 from ..errors import CheckpointError
 from ..learners import Step
 from ..metrics import Array
-from .accuracies import arrays, lists, numbers
 from .environment import environment, peak_memory
 from .limits import check_plain, enough_memory
+from .matrices import Matrices, accuracy_metrics, as_arrays, as_lists
 from .methods import find_method, preparation_key
 from .predictors import alternative_predictors, own_metrics
 from .preparations import Cost, Preparation
@@ -102,7 +102,7 @@ class Run:
         self.earlier: list[dict[str, Any]] = []
         """The other software or machines that made an earlier part of the run."""
 
-    def _undefined(self, tasks: int) -> dict[str, Array]:
+    def _undefined(self, tasks: int) -> Matrices:
         return {name: np.full((tasks, tasks), np.nan) for name in self.stream.evaluation}
 
     def steps(
@@ -227,7 +227,7 @@ class Run:
     def _note(self, row: int, accuracies: Array) -> None:
         self.within.append({"step": self.position, "task": row, "test": plain(accuracies.tolist())})
 
-    def _evaluate(self, predict: Predict, into: dict[str, Array], row: int) -> None:
+    def _evaluate(self, predict: Predict, into: Matrices, row: int) -> None:
         for name, matrix in into.items():
             for column, test in enumerate(self.stream.evaluation[name][: row + 1]):
                 matrix[row, column] = (predict(test.x).cpu() == test.y).double().mean().item()
@@ -246,8 +246,8 @@ class Run:
             "position": self.position,
             "begun": self.begun,
             "learner": without_inputs(self.learner.state_dict(), self.learner),
-            "matrices": lists(self.matrices),
-            "alternatives": {name: lists(matrices) for name, matrices in self.alternatives.items()},
+            "matrices": as_lists(self.matrices),
+            "alternatives": {name: as_lists(matrices) for name, matrices in self.alternatives.items()},
             "extra": self.extra,
             "within": self.within,
             "cost": [getattr(self, name) for name in COSTS],
@@ -258,8 +258,8 @@ class Run:
         """Continue from what `state` returned."""
         if state.get("spec") != self.spec.canonical:
             raise CheckpointError("the checkpoint is of another run")
-        matrices = arrays(state["matrices"], self.matrices)
-        alternatives = {name: arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
+        matrices = as_arrays(state["matrices"], self.matrices)
+        alternatives = {name: as_arrays(state["alternatives"][name], own) for name, own in self.alternatives.items()}
         position, begun, extra, places = (state[name] for name in ("position", "begun", "extra", "environments"))
         floats = [*state["cost"], *(value for table in extra for value in table.values())]
         check_plain([position, begun, state["within"], state["cost"], places])
@@ -281,15 +281,15 @@ class Run:
         """Return everything that a table needs, as plain values: fractions, None for undefined."""
         sizes = [len(test) for test in self.stream.evaluation["test"]]
         alternatives = {
-            name: {"metrics": plain(numbers(matrices, sizes)), "matrices": plain(lists(matrices))}
+            name: {"metrics": plain(accuracy_metrics(matrices, sizes)), "matrices": plain(as_lists(matrices))}
             for name, matrices in self.alternatives.items()
         }
         return {
             "key": self.spec.key,
             "spec": self.spec.to_dict(),
-            "metrics": plain(numbers(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
+            "metrics": plain(accuracy_metrics(self.matrices, sizes) | over_time(self.within) | self.extra[-1]),
             "extra": plain(self.extra),
-            "matrices": plain(lists(self.matrices)),
+            "matrices": plain(as_lists(self.matrices)),
             **({"treatments": alternatives} if alternatives else {}),
             **({"within": self.within} if self.within else {}),
             "test_sizes": sizes,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import runpy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -52,5 +53,11 @@ def find(known: Mapping[str, Known], kind: str, name: str) -> Known:
     if name not in known:
         load()
     if name not in known:
-        raise InvalidInput(f"there is no {kind} {name!r}; there are {', '.join(known)}")
+        raise InvalidInput(f"there is no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     return known[name]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the name that is most like this one as a question in brackets; nothing if none is."""
+    near = get_close_matches(name, [*known], n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

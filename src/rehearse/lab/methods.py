@@ -27,7 +27,7 @@ from ..retrieval import Retrieval
 from . import builders
 from .builders import Build, defaults
 from .builders import Problem as Problem
-from .extensions import find
+from .extensions import did_you_mean, find
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
 from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded
 from .spec import LARGEST, Plain, Spec, merge, stream_settings
@@ -241,11 +241,13 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))
     unknown = values.keys() - SPEC_FIELDS - {"options"}
     if unknown:
-        raise InvalidInput(f"a run has no setting {', '.join(sorted(unknown))}, only {', '.join(sorted(SPEC_FIELDS))}")
+        named = f"{', '.join(sorted(unknown))}{did_you_mean(min(unknown), SPEC_FIELDS)}"
+        raise InvalidInput(f"a run has no setting {named}; there are {', '.join(sorted(SPEC_FIELDS))}")
     foreign = values["options"].keys() - known.options.keys()
     if foreign:
         there_are = f"it has {', '.join(known.options)}" if known.options else "it has none of its own"
-        raise InvalidInput(f"{method} has no option {', '.join(sorted(foreign))}; {there_are}")
+        near = did_you_mean(min(foreign), known.options)
+        raise InvalidInput(f"{method} has no option {', '.join(sorted(foreign))}{near}; {there_are}")
     values["options"] = {
         name: _checked_option(name, value, known.options[name]) for name, value in values["options"].items()
     }

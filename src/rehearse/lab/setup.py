@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import torch
@@ -11,12 +11,14 @@ import torch
 from ..errors import InvalidInput
 from ..learners import Learner
 from ..precision import resolve_precision, supports_bfloat16
+from .extensions import find
 from .limits import enough_memory
 from .methods import Problem, build, find_method, precision_of, prepare_for
 from .networks import make_network
 from .spec import Spec
-from .streams import Stream, make_stream
+from .streams import STREAMS, Stream, make_stream
 from .streams.base import PassingStream
+from .streams.datasets.fetch import find_data
 
 
 def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
@@ -62,6 +64,14 @@ def check(specs: Sequence[Spec], data_dir: str | None = None, device: str = "cpu
     stream = spec_stream(specs[0], data_dir)
     for spec in specs:
         spec_learner(with_precision(spec, device), stream, device)
+
+
+def check_data(specs: Iterable[Spec], data_dir: str | None = None) -> None:
+    """Refuse runs on streams whose data is not found, without loading it."""
+    for stream in dict.fromkeys(spec.stream for spec in specs):
+        dataset = find(STREAMS, "stream", stream).dataset
+        if dataset:
+            find_data(dataset, data_dir)
 
 
 def check_device(device: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from rehearse.errors import InvalidInput
 
 CONFIDENCE = 0.95
+FEWEST = 3  # values whose interval is shown: that of two is 12.7 standard errors to each side
 MARGIN = 0.02  # half an interval in which two accuracies agree: 2 points
 MOST_SEEDS = 100_000  # beyond this, more seeds do not narrow an interval
 
@@ -40,6 +41,11 @@ class Summary:
     def se(self) -> float:
         """The standard error of the mean, sd / √n; nan for fewer than two values."""
         return self.sd / sqrt(self.n) if self.n else nan
+
+    @property
+    def shown(self) -> tuple[float, float] | None:
+        """The interval to print or draw; None for fewer than `FEWEST` values."""
+        return self.interval if self.n >= FEWEST else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,13 +305,14 @@ def test_a_single_task_and_a_single_run_make_a_page(tmp_path):
 
 def test_readings_follow_the_interval():
     difference = {"method": "b", "minus": "a"}
-    for interval, said in [
-        ([0.1, 0.2], "b is more accurate"),
-        ([-0.2, -0.1], "a is more accurate"),
-        ([-0.1, 0.1], "not settled by these seeds"),
-        (None, "one seed in common: no interval"),
+    for values, said in [
+        ([0.1, 0.11, 0.12], "b is more accurate"),
+        ([-0.1, -0.11, -0.12], "a is more accurate"),
+        ([-0.1, 0.1, 0.0], "no significant difference (95 %)"),
+        ([0.1, 0.1], "2 seeds in common: no interval below 3"),
+        ([0.1], "1 seed in common: no interval below 3"),
     ]:
-        assert page.reading(difference | {"accuracy": {"interval": interval}}) == said
+        assert page.reading(difference | {"accuracy": {"values": values}}) == said
     assert page.reading(difference | {"accuracy": None}) == "no seed in common"
 
 

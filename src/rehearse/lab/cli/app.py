@@ -9,14 +9,14 @@ import typer
 
 from ... import __version__
 from ...errors import RehearseError
-from . import data, report, reproduce, run, tune
-from .console import errors
+from . import data, report, reproduce, run, show, tune
+from .console import say
 
 app = typer.Typer(
     name="rehearse",
-    help="Learn from a stream without forgetting, by replaying what the next update would interfere with most.",
+    help="Compare methods of online continual learning by replay: run them, reproduce a paper, tune, report.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -41,8 +41,8 @@ app.command("run")(run.run)
 app.command("reproduce")(reproduce.reproduce)
 app.command("tune")(tune.tune_command)
 app.command("report")(report.report)
-app.command("show")(run.show)
-app.command("methods")(run.methods)
+app.command("show")(show.show)
+app.command("methods")(show.methods)
 app.add_typer(data.app, name="data")
 
 
@@ -51,11 +51,11 @@ def call() -> None:
     try:
         app()
     except RehearseError as problem:
-        errors.print(f"rehearse: {problem}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"rehearse: {problem}", "red")
         sys.exit(2)
     except OSError as problem:
         if problem.filename is None:
             raise
         sentence = f"rehearse: {problem.filename}: {problem.strerror}"
-        errors.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
+        say(sentence, "red")
         sys.exit(2)

@@ -1,10 +1,12 @@
 """Two consoles: results on standard output, everything else on standard error."""
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 
 class PrintableConsole(Console):
@@ -19,11 +21,27 @@ class PrintableConsole(Console):
             yield segment if text == segment.text else segment._replace(text=text)
 
 
-# A pipe or a file has no width of its own; tables keep theirs there.
-output = PrintableConsole(markup=False, width=None if sys.stdout.isatty() else 120)
-errors = PrintableConsole(markup=False, stderr=True, width=None if sys.stderr.isatty() else 120)
+def _console(*, stderr: bool) -> PrintableConsole:
+    """A pipe or a file has no width of its own: tables get 120 columns there, or $COLUMNS."""
+    known = "COLUMNS" in os.environ or (sys.stderr if stderr else sys.stdout).isatty()
+    return PrintableConsole(stderr=stderr, markup=False, emoji=False, highlight=False, width=None if known else 120)
 
 
-def tell_damaged(problem: Exception) -> None:
-    """A file among results that is none: it is left out, and the rest is shown."""
-    errors.print(f"left out: {problem}", style="yellow", soft_wrap=True, highlight=False, markup=False)
+output, errors = _console(stderr=False), _console(stderr=True)
+
+
+def print_tables(tables: Iterable[Table]) -> None:
+    """Print tables on standard output, an empty line after each."""
+    for table in tables:
+        output.print(table)
+        output.print()
+
+
+def say(sentence: str, style: str | None = None) -> None:
+    """Print a sentence on standard error, where it is not taken for a result."""
+    errors.print(sentence, style=style, soft_wrap=True)
+
+
+def warn_damaged(problem: Exception) -> None:
+    """Report a file among results that is none; the others are shown."""
+    say(f"skipped: {problem}", "yellow")

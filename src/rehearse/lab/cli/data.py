@@ -6,31 +6,27 @@ from typing import Annotated
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-from rich.table import Table
-from rich.text import Text
 
+from ..report.tables import table_of
 from ..streams.datasets import fetch as data
-from .console import errors, output
+from .console import errors, output, print_tables
 
-app = typer.Typer(help="Data sets on disk: list, fetch, verify, where.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Data sets on disk: list, fetch, verify, where.", no_args_is_help=True, rich_markup_mode="rich")
 
 DataDir = Annotated[
     str | None,
-    typer.Option("--data-dir", help="Where data sets are, before $REHEARSE_DATA and the user's cache directory."),
+    typer.Option("--data-dir", help="Directory of data sets, searched before $REHEARSE_DATA and the user's cache."),
 ]
 Name = Annotated[str, typer.Argument(help="mnist, cifar10, miniimagenet or digits5k")]
 
 
 @app.command("list")
 def list_(data_dir: DataDir = None) -> None:
-    """What data sets there are, and which of them are here."""
-    table = Table()
-    for column in ("name", "what", "where", "how to get it"):
-        table.add_column(column, overflow="fold")
-    for status in data.list_data(data_dir):
-        where = str(status.place) if status.place else "not here"
-        table.add_row(*(Text(word) for word in (status.name, status.title, where, status.how)))
-    output.print(table)
+    """List the data sets, and where they are."""
+    rows = [
+        (status.name, status.title, str(status.place or "not found"), status.how) for status in data.list_data(data_dir)
+    ]
+    print_tables([table_of("", ("name", "content", "directory", "how to get it"), rows, 4)])
 
 
 @app.command()
@@ -46,7 +42,7 @@ def fetch(name: Name, data_dir: DataDir = None) -> None:
             progress.update(bars[file], completed=done, total=total)
 
         place = data.fetch(name, data_dir, draw)
-    output.print(f"{name} is at {place}", soft_wrap=True, highlight=False)
+    output.print(f"{name} is at {place}", soft_wrap=True)
 
 
 @app.command()
@@ -54,13 +50,13 @@ def verify(name: Name, data_dir: DataDir = None) -> None:
     """Check every file of a data set against its published checksum."""
     checks = data.verify(name, data_dir)
     for check in checks:
-        output.print(f"{check.path}: {check.problem or 'right'}", soft_wrap=True, highlight=False, markup=False)
+        output.print(f"{check.path}: {check.problem or 'ok'}", soft_wrap=True)
     if any(check.problem for check in checks):
         raise typer.Exit(1)
 
 
 @app.command()
 def where(data_dir: DataDir = None) -> None:
-    """The directories that are searched, in their order."""
+    """Print the directories that are searched, in order."""
     for place in data.where(data_dir):
-        output.print(str(place), soft_wrap=True, highlight=False, markup=False)
+        output.print(str(place), soft_wrap=True)

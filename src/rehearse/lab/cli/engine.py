@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -17,24 +18,32 @@ from ..experiment import Settings
 from ..extensions import import_files
 from ..report.progress import draw, label
 from ..spec import Spec
-from .console import errors
+from .console import errors, say
 
 RUNS = Path("runs")
+of_stream = partial(typer.Option, rich_help_panel="Stream (defaults: those of --stream)")
+of_method = partial(typer.Option, rich_help_panel="Method (defaults: the settings of --stream)")
+of_execution = partial(typer.Option, rich_help_panel="Execution")
+of_output = partial(typer.Option, rich_help_panel="Output")
 Import = Annotated[
     list[Path] | None,
     typer.Option("--import", callback=import_files, help="A file with methods, streams or networks of your own."),
 ]
-Out = Annotated[Path, typer.Option(help="Where results and checkpoints go; the same command resumes from there.")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time, one process and one thread each; default: the cores.")]
+Results = Annotated[Path, typer.Option(help="The directory of the results.")]
+Out = Annotated[Path, of_execution(help="Directory of results and checkpoints; the same command resumes from there.")]
+Jobs = Annotated[int | None, of_execution(help="Runs at a time, each a process with one thread.", show_default="cores")]
 Engine = Annotated[
-    str, typer.Option(help="local: processes of this machine; ray: a Ray cluster (extra rehearse-torch[ray]).")
+    str, of_execution(help="local: processes on this machine; ray: a Ray cluster (extra rehearse-torch\\[ray]).")
 ]
 Address = Annotated[
-    str | None, typer.Option(help="The Ray cluster's address; default: $RAY_ADDRESS, or a new one on this machine.")
+    str | None, of_execution(help="Address of the Ray cluster.", show_default="$RAY_ADDRESS, or a new local cluster")
 ]
-DataDir = Annotated[str | None, typer.Option(help="Where data sets are.")]
-SamplesPerTask = Annotated[int | None, typer.Option(help="Training samples per task; default: the paper's.")]
-CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
+DataDir = Annotated[
+    str | None, of_execution(help="Directory of data sets.", show_default="$REHEARSE_DATA, or the user's cache")
+]
+SamplesPerTask = Annotated[int | None, of_stream(help="Training samples per task.")]
+CheckpointSeconds = Annotated[float, of_execution(help="Seconds between checkpoints.")]
+Verbose = Annotated[bool, of_output("--verbose", "-v", help="Print all columns.")]
 
 
 def engine_events(
@@ -46,7 +55,7 @@ def engine_events(
     if engine != "local":
         raise InvalidInput(f"there is no engine {engine!r}; there are local and ray")
     if address is not None:
-        raise InvalidInput("--address is of --engine ray; the local engine has none")
+        raise InvalidInput(f"--address {address} needs --engine ray")
     return local.run_all(specs, store, settings, jobs)
 
 
@@ -55,7 +64,7 @@ def follow(events: Iterator[Event], specs: Sequence[Spec], out: Path) -> tuple[l
     try:
         return draw(events, specs, errors)
     except KeyboardInterrupt:
-        errors.print(f"stopped; the same command resumes from {out}", soft_wrap=True, highlight=False)
+        say(f"stopped; the same command resumes from {out}")
         raise typer.Exit(130) from None
 
 
@@ -67,6 +76,6 @@ def report_failures(failed: Sequence[Failed]) -> None:
     for (error, detail), events in by_error.items():
         more = f" and {len(events) - 1} more" if len(events) > 1 else ""
         sentence = f"{label(events[0].spec)}{more} failed: {error}"
-        errors.print(f"{sentence}\n{detail}".rstrip(), style="red", markup=False, soft_wrap=True, highlight=False)
+        say(f"{sentence}\n{detail}".rstrip(), "red")
     if failed:
         raise typer.Exit(1)

@@ -9,22 +9,22 @@ import typer
 
 from ..report import page
 from ..report.runs import find_runs
-from .console import output, tell_damaged
-from .engine import RUNS, Import
+from .console import output, warn_damaged
+from .engine import RUNS, Import, Results
 
 
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUNS]...", help="Result files, keys, or directories to search. Default: --out."),
+        typer.Argument(metavar="[RUNS]...", help="Result files, keys, or directories to search.", show_default="--out"),
     ] = None,
     page_file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
-    out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
+    out: Results = RUNS,
     title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
     own: Import = None,
 ) -> None:
-    """Put runs on one page: tables, charts, pictures, settings. One file, to be opened without a network."""
-    found = find_runs(runs or [], out, tell_damaged)
+    """Write runs as one HTML page that needs no network: tables, charts, pictures, settings."""
+    found = find_runs(runs or [], out, warn_damaged)
     page.write(found, page_file, title)
     runs_are = "run is" if len(found) == 1 else "runs are"
-    output.print(f"{len(found)} {runs_are} on {page_file}", soft_wrap=True, highlight=False, markup=False)
+    output.print(f"{len(found)} {runs_are} on {page_file}", soft_wrap=True)

@@ -34,9 +34,9 @@ from ..report.reproduction import (
     outcome_table,
     reproduction_page,
 )
-from ..setup import with_precision
+from ..setup import check_data, with_precision
 from ..spec import Spec
-from .console import errors, output, tell_damaged
+from .console import output, print_tables, say, warn_damaged
 from .engine import (
     RUNS,
     Address,
@@ -45,8 +45,11 @@ from .engine import (
     Engine,
     Jobs,
     Out,
+    Verbose,
     engine_events,
     follow,
+    of_execution,
+    of_output,
     report_failures,
 )
 
@@ -55,31 +58,31 @@ PICTURES = "pictures"  # where runs that draw are, within OUT
 
 def reproduce(
     targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
-    seeds: Annotated[int | None, typer.Option(help="Runs of each row; default: as many as published.")] = None,
-    first_seed: Annotated[int, typer.Option(help="Start counting seeds here; earlier ones are not shown.")] = 0,
+    seeds: Annotated[int | None, typer.Option(help="Number of runs of each row.", show_default="as published")] = None,
+    first_seed: Annotated[int, typer.Option(help="The first seed; results of earlier ones are not shown.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run, its CPU hours and disk; run nothing.")
+        bool, typer.Option("--dry-run", help="Print what would run, its CPU hours and disk; run nothing.")
     ] = False,
-    done: Annotated[list[Path] | None, typer.Option(help="Count these results as done too; may be repeated.")] = None,
+    done: Annotated[
+        list[Path] | None, typer.Option(help="Results that need not be computed again, a directory; may be repeated.")
+    ] = None,
     from_results: Annotated[
         list[Path] | None,
-        typer.Option(help="Run nothing: show what the results in this directory say; may be repeated."),
+        typer.Option(help="Run nothing: show the results in this directory; may be repeated."),
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(help="Write all tables into this Markdown file, figures into a folder beside it.")
+        Path | None, of_output(help="Write all tables into this Markdown file, figures into a folder beside it.")
     ] = None,
     fill: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Write the tables of the targets into this file too, where it has a mark for them; may be repeated."
-        ),
+        of_output(help="Replace the marked tables of the targets in this file too; may be repeated."),
     ] = None,
     precision: Annotated[
         str,
-        typer.Option(
-            help=f"Compute in it, and count as done what is: {', '.join(PRECISIONS)}. auto: as the processor can, and "
-            "what is done in any precision is done."
+        of_execution(
+            help=f"{', '.join(PRECISIONS)}. Results in another precision are computed again; with auto, the "
+            "best one of the processor, any result counts."
         ),
     ] = "auto",
     out: Out = RUNS,
@@ -88,12 +91,13 @@ def reproduce(
     address: Address = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
+    verbose: Verbose = False,
 ) -> None:
-    """Run what a table or figure of the paper needs, and show ours beside the published numbers.
+    """Run what a table or figure of the paper needs, and show the results beside the published numbers.
 
     Runs that have a result are not run again. Tables go to OUT/tables as CSV and Markdown, figures as PNG and SVG.
-    The target missing runs what the tables and figures of the paper still lack, most valuable first, until it is
-    stopped; the target strong what er-plus is compared by, what decides first.
+    The target missing runs what the tables and figures of the paper still lack, most valuable first.
+    The target strong runs what er-plus is compared with, what decides most first.
     """
     if precision not in PRECISIONS:
         raise InvalidInput(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
@@ -106,16 +110,19 @@ def reproduce(
     _check_given(given)
     places = given if from_results else [out, *given]
     asked = Asked(seeds, first_seed, precision, next((QUEUES[name] for name in targets if name in QUEUES), ()))
-    results = list(results_in(places, tell_damaged))
+    results = list(results_in(places, warn_damaged))
     if dry_run:
         _foretell(chosen, asked, results, places)
         return
     failed: list[Failed] = []
     if from_results is None:
+        finished, runs = {result["key"] for result in results}, [spec for _, spec in asked.runs(chosen, results)]
+        drawings, drawn = asked.drawings(chosen), Store(out / PICTURES)
+        lacking = [spec for spec in drawings if not drawn.path(spec).exists()]
+        check_data([*lacking, *(spec for spec in runs if spec.key not in finished)], data_dir)
         settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
-        failed = _draw_pictures(chosen, out, replace(settings, on_task_end=draw_figures), jobs, precision)
-        store, finished = Store(out), {event.spec.key for event in failed} | {result["key"] for result in results}
-        runs = [spec for _, spec in asked.runs(chosen, results)]
+        failed = _draw_pictures(chosen, drawings, out, replace(settings, on_task_end=draw_figures), jobs)
+        store, finished = Store(out), finished | {event.spec.key for event in failed}
         specs = [spec for spec in runs if spec.key not in finished or store.path(spec).exists()]
         failed += follow(engine_events(specs, store, settings, jobs, engine, address), specs, out)[1]
         results = list(results_in(places, lambda _: None))
@@ -126,13 +133,13 @@ def reproduce(
         write_whole(file, filled(file.read_text("utf-8"), found))
     if write is not None:
         _write_page(found, write)
-        _say(f"{', '.join(one.target.name for one in found)} on {write}, figures in {write.parent / 'figures'}")
+        say(f"{', '.join(one.target.name for one in found)} on {write}, figures in {write.parent / 'figures'}")
     else:
         for one in found:
             _write(one, out / "tables")
         for one in found:
-            _show(one)
-        _say(f"tables and figures are in {out / 'tables'}")
+            _show(one, verbose)
+        say(f"tables and figures are in {out / 'tables'}")
     report_failures(failed)
 
 
@@ -172,6 +179,11 @@ class Asked:
 
         return [one for one in results if self.precision == "auto" or in_it(Spec.from_dict(one["spec"]))]
 
+    def drawings(self, targets: Iterable[Target]) -> list[Spec]:
+        """The runs of the figures that are pictures, each once: results hold no pictures."""
+        specs = [_in(self.precision, spec) for target in targets if target.pictures for spec in target.specs(1)]
+        return list({spec.key: spec for spec in specs}.values())
+
     def outcomes(self, targets: list[Target], results: Iterable[dict[str, Any]]) -> list[Outcome]:
         """What the results of the seeds say."""
         wanted = Results(result for result in results if result["spec"]["seed"] >= self.first_seed)
@@ -187,12 +199,10 @@ def _check_given(places: list[Path]) -> None:
 
 
 def _draw_pictures(
-    targets: list[Target], out: Path, settings: Settings, jobs: int | None, precision: str
+    targets: list[Target], specs: list[Spec], out: Path, settings: Settings, jobs: int | None
 ) -> list[Failed]:
     """The figures that are pictures need runs that draw them; their numbers count where there are none yet."""
     place, store, tables = out / PICTURES, Store(out), out / "tables"
-    drawing = [_in(precision, spec) for target in targets if target.pictures for spec in target.specs(1)]
-    specs = list({spec.key: spec for spec in drawing}.values())
     if not specs:
         return []
     check_pictures()
@@ -206,9 +216,9 @@ def _draw_pictures(
             drawn = sorted(images.glob(f"task-*-{picture.drawn}.png"))
             if drawn:
                 replace_file(file, drawn[-1].read_bytes())
-                _say(f"{picture.file} is drawn in {file}")
+                say(f"{picture.file} is drawn in {file}")
             else:
-                _say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")
+                say(f"{picture.file} is not drawn: {images} lacks it; remove {place}, and the run is made again")
     return failed
 
 
@@ -216,7 +226,7 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
     """Results hold no pictures; those that lie in the folder are shown."""
     for target in targets:
         if target.pictures and not all((folder / f"{name}.png").exists() for name in target.drawings):
-            _say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
+            say(f"{target.name} is a picture of a run, which results do not hold: `rehearse reproduce {target.name}`")
 
 
 def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]], places: list[Path]) -> None:
@@ -228,8 +238,7 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
     for target in targets:
         specs = {spec.key: spec for _, spec in replace(asked, stages=()).runs([target], results)}
         to_come = {key: spec for key, spec in specs.items() if key not in finished}
-        # a figure that is a picture needs a run that draws it, whatever results there are
-        to_draw = {spec.key: spec for spec in (_in(asked.precision, s) for s in target.specs(1)) if target.pictures}
+        to_draw = {spec.key: spec for spec in asked.drawings([target])}
         specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
         everything |= specs
         lacking |= to_come
@@ -239,21 +248,18 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
     if asked.stages:
         to_queue = [(purpose, spec) for purpose, spec in asked.runs(targets, results) if spec.key in lacking]
         for line in queue_lines(to_queue, targets, costs):
-            output.print(line, highlight=False, markup=False, soft_wrap=True)
+            output.print(line, soft_wrap=True)
     together = [costs.estimate(spec) for spec in lacking.values()]
-    output.print(cost_table(rows, (len(everything), len(everything) - len(together), together)))
+    print_tables([cost_table(rows, (len(everything), len(everything) - len(together), together))])
     for name, _, _, _, sentences in rows:
         for sentence in sentences:
-            output.print(f"{name}, not available: {sentence}", highlight=False, markup=False)
+            output.print(f"{name}, not available: {sentence}")
 
 
-def _show(found: Outcome) -> None:
-    output.print(outcome_table(found))
-    differences = outcome_differences_table(found)
-    if differences is not None:
-        output.print(differences)
+def _show(found: Outcome, verbose: bool) -> None:
+    print_tables(filter(None, (outcome_table(found, verbose=verbose), outcome_differences_table(found))))
     if found.target.note:
-        output.print(found.target.note, highlight=False, markup=False)
+        output.print(found.target.note)
 
 
 def _write(found: Outcome, folder: Path) -> None:
@@ -268,13 +274,8 @@ def _draw(found: Outcome, folder: Path) -> list[Path]:
     try:
         return write_figure(found, folder)
     except MissingExtra as problem:
-        _say(f"{found.target.name} is not drawn: {problem}")
+        say(f"{found.target.name} is not drawn: {problem}")
         return []
-
-
-def _say(sentence: str) -> None:
-    """On standard error, where it is not taken for a table."""
-    errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
 
 
 def _write_page(found: list[Outcome], page: Path) -> None:

@@ -1,32 +1,31 @@
-"""`rehearse run` and `rehearse show`."""
+"""`rehearse run`: methods on a stream, over seeds, side by side."""
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 
 from ...errors import InvalidInput
-from ..campaign.store import Store, is_stale, read_result
+from ..campaign.events import Finished
+from ..campaign.store import Store
 from ..experiment import Settings
+from ..extensions import did_you_mean
 from ..methods import COMMON, METHODS, find_method, resolve
 from ..report.compare import compare, low_ceilings, settings_that_differ
 from ..report.pictures import check_pictures, draw_task
-from ..report.progress import label
-from ..report.rerun import rerun_command
-from ..report.runs import find_run
-from ..report.sentences import fallback_sentences, sentences
-from ..report.tables import comparison_table, differences_table, over_time_table
+from ..report.rerun import FIELDS
+from ..report.sentences import fallback_sentences
+from ..report.tables import comparison_tables
 from ..report.tensorboard import log_events
 from ..setup import check, with_precision
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
-from .console import errors, output
+from .console import output, print_tables, say
 from .engine import (
     RUNS,
     Address,
@@ -37,216 +36,20 @@ from .engine import (
     Jobs,
     Out,
     SamplesPerTask,
+    Verbose,
     engine_events,
     follow,
+    of_execution,
+    of_method,
+    of_output,
+    of_stream,
     report_failures,
 )
 
 USUAL = ("er", "er-mir")
 SEEDS = 5
 DEFAULT_STREAM = "split-mnist-5k"
-
-
-def run(
-    methods: Annotated[
-        list[str] | None, typer.Argument(help=f"Methods to compare: {', '.join(METHODS)}. Default: {' '.join(USUAL)}.")
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option(help=f"The stream: {', '.join(STREAMS)}. Default: {DEFAULT_STREAM}.")
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(help=f"Runs of each method: seeds 0 to N − 1. Default: {SEEDS}, or the seed that --spec names."),
-    ] = None,
-    first_seed: Annotated[int | None, typer.Option(help="Start counting seeds here (0).")] = None,
-    memory: Annotated[
-        int | None, typer.Option(help="Stored samples per class, M in the paper; the capacity is M × classes.")
-    ] = None,
-    capacity: Annotated[int | None, typer.Option(help="Stored samples in all, instead of --memory.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate α, of the step and of the look-ahead.")] = None,
-    criterion: Annotated[
-        str | None,
-        typer.Option(help="mi1: loss after minus before the virtual step; mi2: minus the lowest loss so far."),
-    ] = None,
-    candidates: Annotated[
-        str | None, typer.Option(help="C, the stored samples to score for each batch; 'all' scores the whole memory.")
-    ] = None,
-    budget: Annotated[int | None, typer.Option(help="B, the samples that are replayed with each batch.")] = None,
-    updates: Annotated[int | None, typer.Option(help="Iterations for each incoming batch.")] = None,
-    batchnorm: Annotated[
-        str | None, typer.Option(help="Batch-norm mode: published, clean, joint, recalibrated or auto.")
-    ] = None,
-    include_current_task: Annotated[
-        bool, typer.Option("--include-current-task", help="Replay samples of the current task too.")
-    ] = False,
-    task_free: Annotated[bool, typer.Option("--task-free", help="Hide the tasks from the learner.")] = False,
-    samples_per_task: SamplesPerTask = None,
-    tasks: Annotated[
-        int | None, typer.Option(help="Tasks to divide the classes into, or permutations; default: the paper's.")
-    ] = None,
-    batch_size: Annotated[int | None, typer.Option(help=f"Samples that arrive together ({Spec.batch_size}).")] = None,
-    split_seed: Annotated[
-        int | None, typer.Option(help="Decides the validation split and the permutations (0).")
-    ] = None,
-    every: Annotated[int | None, typer.Option(help="Evaluate within tasks too, after every N batches.")] = None,
-    step_cost: Annotated[
-        float | None,
-        typer.Option(help="Batches that arrive during one step, of a stream that does not wait; the others are lost."),
-    ] = None,
-    class_order: Annotated[
-        str | None, typer.Option(help="Which classes make which task, as in 5,3,0,1,…; labels stay as they are.")
-    ] = None,
-    network: Annotated[str | None, typer.Option(help="mlp, resnet18, …; default: the stream's.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="auto, float32 (exact and portable), bfloat16 or bfloat16-scoring.")
-    ] = None,
-    mir_on: Annotated[
-        str | None, typer.Option(help="For gen-mir, whose interference is searched for: classifier, generator or both.")
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", help="A method's own option, NAME=VALUE; see `rehearse methods`."),
-    ] = None,
-    spec: Annotated[
-        list[str] | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")
-    ] = None,
-    out: Out = RUNS,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    address: Address = None,
-    device: Annotated[str, typer.Option(help="cpu, or cuda (supported, untested).")] = "cpu",
-    data_dir: DataDir = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Write which samples were replayed at each step, with their interference.")
-    ] = False,
-    images: Annotated[
-        bool, typer.Option("--images", help="Draw replayed and imagined samples at each task's end, for the page.")
-    ] = False,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write events for TensorBoard into each run's folder.")
-    ] = False,
-    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")] = False,
-    own: Import = None,
-) -> None:
-    """Run one or several methods on a stream, over seeds, and compare them.
-
-    Without arguments: er and er-mir on the embedded digits. Options override the paper's settings for the stream.
-    """
-    if spec and len(spec) > 1:
-        raise InvalidInput(f"--spec is for one spec, not for {', '.join(spec)}; run them one after the other")
-    base = load_spec_values(spec[0]) if spec else {}
-    if spec and methods and base.get("method", methods[0]) not in methods:
-        raise InvalidInput(f"the spec {spec[0]} is of {base['method']}, and {', '.join(methods)} is asked for")
-    names = methods or ([base["method"]] if "method" in base else list(USUAL))
-    stream = stream or base.get("stream", DEFAULT_STREAM)
-    if seeds is None and first_seed is None and "seed" in base:
-        seeds, first_seed = 1, base["seed"]
-    seeds, first_seed = SEEDS if seeds is None else seeds, first_seed or 0
-    if seeds < 1:
-        raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
-    chosen: dict[str, Any] = {
-        "memory": memory, "capacity": capacity, "lr": lr, "criterion": criterion, "candidates": _candidates(candidates),
-        "budget": budget, "updates": updates, "batchnorm": batchnorm, "samples_per_task": samples_per_task,
-        "tasks": tasks, "batch_size": batch_size, "split_seed": split_seed, "class_order": _numbers(class_order),
-        "network": network, "precision": precision, "exclude_current_task": False if include_current_task else None,
-        "task_free": True if task_free else None, "every": every, "step_cost": step_cost,
-    }  # fmt: skip
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    _refuse_unused(names, chosen)
-    if trace and not any("capacity" in find_method(name).uses for name in names):
-        raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no samples")
-    options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
-    # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
-    scoring = {name for name in names if find_method(name).scores and "candidates" in find_method(name).uses}
-    said = [base, chosen]
-    without = [{field: value for field, value in layer.items() if field != "candidates"} for layer in said]
-    layers = {name: said if name in scoring or not scoring else without for name in names}
-    specs = {
-        name: [
-            resolve(name, stream, *layers[name], {"options": _of(name, options, names), "seed": seed})
-            for seed in range(first_seed, first_seed + seeds)
-        ]
-        for name in layers
-    }
-    if images:
-        check_pictures()
-    settings = Settings(
-        data_dir=data_dir,
-        device=device,
-        trace=trace,
-        checkpoint_seconds=checkpoint_seconds,
-        on_task_end=draw_task if images else None,
-    )
-    everything = [one for group in specs.values() for one in group]
-    first = [group[0] for group in specs.values()]
-    unfinished = [one for one in first if Store(out).get(with_precision(one, device)) is None]
-    if unfinished:
-        check(unfinished, data_dir, device)
-    events = engine_events(everything, Store(out), settings, jobs, engine, address)
-    events = log_events(events, Store(out)) if tensorboard else events
-    finished, failed = follow(events, everything, out)
-    again = [Store(out).folder(event.spec) for event in finished if event.again]
-    kept = len([folder for folder in again if trace or (images and not (folder / "images").is_dir())])
-    if kept:
-        sentence = (
-            f"{kept} of these runs had a result already and were not run again: they are neither traced nor drawn; "
-        )
-        errors.print(f"{sentence}choose another --out for that", style="yellow", soft_wrap=True, highlight=False)
-    groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
-    comparison = compare(
-        {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}
-    )
-    if as_json:
-        print(json.dumps(comparison, allow_nan=False))
-    elif finished:
-        output.print(comparison_table(comparison))
-        for more in filter(None, (over_time_table(comparison), differences_table(comparison))):
-            output.print(more)
-        for sentence in (settings_that_differ({one.method: one for one in first}), *low_ceilings(comparison)):
-            if sentence:
-                output.print(sentence, highlight=False, markup=False)
-        place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
-        sentence = f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run"
-        errors.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    for sentence in fallback_sentences(event.result for event in finished):
-        errors.print(sentence, style="yellow", soft_wrap=True, highlight=False, markup=False)
-    report_failures(failed)
-
-
-def show(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's key (its first digits suffice), or its file.")],
-    out: Annotated[Path, typer.Option(help="Where results are.")] = RUNS,
-    own: Import = None,
-) -> None:
-    """Show one run: its settings, its numbers, and how to rerun it."""
-    result = read_result(find_run(run, out))
-    spec = Spec.from_dict(result["spec"])
-    table = Table(title=Text(f"{label(spec)} ({spec.key})"), show_header=False)
-    for name, value in spec.to_dict().items():
-        if value not in (None, {}, ""):
-            table.add_row(name, Text(json.dumps(value)))
-    for name, value in result["metrics"].items():
-        table.add_row(Text(name), "undefined" if value is None else f"{value:.4f}", style="bold")
-    for name, value in (result["cost"] | result["environment"]).items():
-        table.add_row(Text(name), Text(f"{value:.1f}" if isinstance(value, float) else str(value)), style="dim")
-    output.print(table)
-    for sentence in sentences(result):
-        output.print(sentence, soft_wrap=True, highlight=False, markup=False)
-    if is_stale(spec):
-        output.print("stale: its method or stream has a newer version by now", style="red")
-    output.print(f"rerun: {rerun_command(result)}", soft_wrap=True, highlight=False, markup=False)
-
-
-def methods(own: Import = None) -> None:
-    """List the methods, and the options of their own that --option sets."""
-    table = Table(caption="options with their defaults; the settings of a stream may say otherwise")
-    for column in ("method", "what it does", "options of its own"):
-        table.add_column(column, overflow="fold")
-    for name, method in METHODS.items():
-        options = ", ".join(f"{option}={json.dumps(value)}" for option, value in method.options.items())
-        table.add_row(name, method.summary, options or "–")
-    output.print(table)
+SETTINGS = ("memory", *FIELDS, "split_seed", "class_order", "exclude_current_task", "task_free")
 
 
 def _candidates(text: str | None) -> int | str | None:
@@ -264,6 +67,192 @@ def _numbers(text: str | None) -> list[int] | None:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidInput(f"class-order is {text!r}; give the classes as numbers with commas, as in 3,1,0,2") from None
+
+
+def _included(given: bool | None) -> bool | None:
+    """The value of ``exclude_current_task``."""
+    return False if given else None
+
+
+def run(
+    context: typer.Context,
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"Methods to compare: {', '.join(METHODS)}.", show_default=" ".join(USUAL)),
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option(help=f"The stream: {', '.join(STREAMS)}.", show_default=DEFAULT_STREAM)
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Number of runs of each method.", show_default=f"{SEEDS}, or the one seed that --spec names"),
+    ] = None,
+    first_seed: Annotated[int | None, typer.Option(help="The first seed.", show_default="0")] = None,
+    spec: Annotated[
+        list[str] | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")
+    ] = None,
+    own: Import = None,
+    samples_per_task: SamplesPerTask = None,
+    tasks: Annotated[int | None, of_stream(help="Tasks to divide the classes into, or permutations.")] = None,
+    batch_size: Annotated[
+        int | None, of_stream(help="Samples in an incoming batch.", show_default=str(Spec.batch_size))
+    ] = None,
+    class_order: Annotated[
+        str | None,
+        of_stream(
+            callback=_numbers,
+            help="Which classes make which task, as in 5,3,0,1,…; labels do not change.",
+            show_default="0,1,2,…",
+        ),
+    ] = None,
+    split_seed: Annotated[
+        int | None, of_stream(help="Seed of the validation split and the permutations.", show_default="0")
+    ] = None,
+    step_cost: Annotated[
+        float | None,
+        of_stream(
+            help="Batches that arrive during one step, of a stream that does not wait; the others are lost.",
+            show_default="the stream waits",
+        ),
+    ] = None,
+    task_free: Annotated[bool | None, of_stream("--task-free", help="Hide the tasks from the learner.")] = None,
+    memory: Annotated[
+        int | None, of_method(help="Stored samples per class, M in the paper; the capacity is M × classes.")
+    ] = None,
+    capacity: Annotated[int | None, of_method(help="Stored samples in all, instead of --memory.")] = None,
+    lr: Annotated[float | None, of_method(help="Learning rate α, of the step and of the look-ahead.")] = None,
+    budget: Annotated[int | None, of_method(help="B, the number of samples to replay with each batch.")] = None,
+    updates: Annotated[int | None, of_method(help="Iterations for each incoming batch.")] = None,
+    criterion: Annotated[
+        str | None,
+        of_method(help="mi1: loss after minus before the virtual step; mi2: loss after minus the lowest so far."),
+    ] = None,
+    candidates: Annotated[
+        str | None,
+        of_method(
+            callback=_candidates, help="C, the stored samples to score for each batch; 'all' scores the whole memory."
+        ),
+    ] = None,
+    exclude_current_task: Annotated[
+        bool | None,
+        of_method("--include-current-task", callback=_included, help="Replay samples of the current task too."),
+    ] = None,
+    network: Annotated[str | None, of_method(help="mlp, resnet18, …")] = None,
+    batchnorm: Annotated[
+        str | None, of_method(help="Batch-norm mode: published, clean, joint, recalibrated or auto.")
+    ] = None,
+    mir_on: Annotated[
+        str | None,
+        of_method(help="What gen-mir maximizes the interference of: classifier, generator or both."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        of_method("--option", "-o", help="An option of a method, NAME=VALUE; see `rehearse methods`."),
+    ] = None,
+    out: Out = RUNS,
+    jobs: Jobs = None,
+    engine: Engine = "local",
+    address: Address = None,
+    device: Annotated[str, of_execution(help="cpu, or cuda (supported, untested).")] = "cpu",
+    precision: Annotated[
+        str | None,
+        of_execution(
+            help="auto, float32 (exact and portable), bfloat16 or bfloat16-scoring.", show_default=Spec.precision
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
+    verbose: Verbose = False,
+    as_json: Annotated[bool, of_output("--json", help="Print one JSON document on standard output.")] = False,
+    every: Annotated[
+        int | None, of_output(help="Evaluate after every N batches too.", show_default="after each task only")
+    ] = None,
+    trace: Annotated[
+        bool, of_output("--trace", help="Write which samples were replayed at each step, with their interference.")
+    ] = False,
+    images: Annotated[
+        bool, of_output("--images", help="Draw replayed and generated samples after each task, for the page.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, of_output("--tensorboard", help="Write events for TensorBoard into each run's folder.")
+    ] = False,
+) -> None:
+    """Run one or several methods on a stream, over seeds, and compare them.
+
+    Without arguments: er and er-mir on the embedded digits. Options override the paper's settings for the stream.
+    """
+    if spec and len(spec) > 1:
+        raise InvalidInput(f"--spec takes one spec, not {', '.join(spec)}; run them one after the other")
+    base = load_spec_values(spec[0]) if spec else {}
+    if spec and methods and base.get("method", methods[0]) not in methods:
+        raise InvalidInput(f"--spec {spec[0]} is a spec of {base['method']}, not of {', '.join(methods)}")
+    names = methods or ([base["method"]] if "method" in base else list(USUAL))
+    if seeds is None and first_seed is None and "seed" in base:
+        seeds, first_seed = 1, base["seed"]
+    seeds, first_seed = SEEDS if seeds is None else seeds, first_seed or 0
+    if seeds < 1:
+        raise InvalidInput(f"seeds is {seeds}; at least one run is needed")
+    chosen = {name: value for name in SETTINGS if (value := context.params[name]) is not None}
+    _refuse_unused(names, chosen)
+    if trace and not any("capacity" in find_method(name).uses for name in names):
+        raise InvalidInput(f"{', '.join(names)} does not use trace: it stores no samples")
+    options = _options([*(option or []), *([f"mir_on={mir_on}"] if mir_on else [])])
+    # candidates are for the methods that score them; plain replay passes some by itself where no such method is named
+    scoring = {name for name in names if find_method(name).scores and "candidates" in find_method(name).uses}
+    said = [base, chosen]
+    without = [{field: value for field, value in layer.items() if field != "candidates"} for layer in said]
+    specs = {
+        name: [
+            resolve(
+                name,
+                stream or base.get("stream", DEFAULT_STREAM),
+                *(said if name in scoring or not scoring else without),
+                {"options": _of(name, options, names), "seed": seed},
+            )
+            for seed in range(first_seed, first_seed + seeds)
+        ]
+        for name in dict.fromkeys(names)
+    }
+    if images:
+        check_pictures()
+    settings = Settings(
+        data_dir=data_dir,
+        device=device,
+        trace=trace,
+        checkpoint_seconds=checkpoint_seconds,
+        on_task_end=draw_task if images else None,
+    )
+    store, everything = Store(out), [one for group in specs.values() for one in group]
+    unfinished = {one.method: one for one in everything if store.get(with_precision(one, device)) is None}
+    if unfinished:
+        check([*unfinished.values()], data_dir, device)
+    events = engine_events(everything, store, settings, jobs, engine, address)
+    events = log_events(events, store) if tensorboard else events
+    finished, failed = follow(events, everything, out)
+    again = [store.folder(event.spec) for event in finished if event.again]
+    kept = len([folder for folder in again if trace or (images and not (folder / "images").is_dir())])
+    if kept:
+        say(f"runs neither traced nor drawn: {kept}; their results are in {out}; choose another --out", "yellow")
+    groups = {name: [event.result for event in finished if event.spec.method == name] for name in specs}
+    comparison = compare(
+        {name: sorted(group, key=lambda r: r["spec"]["seed"]) for name, group in groups.items() if group}
+    )
+    if as_json:
+        print(json.dumps(comparison, allow_nan=False))
+    elif finished:
+        differ = settings_that_differ({name: group[0] for name, group in specs.items()})
+        _print(comparison, differ, finished, out, verbose)
+    for sentence in fallback_sentences(event.result for event in finished):
+        say(sentence, "yellow")
+    report_failures(failed)
+
+
+def _print(comparison: dict[str, Any], differ: str, finished: Sequence[Finished], out: Path, verbose: bool) -> None:
+    print_tables(comparison_tables(comparison, verbose=verbose))
+    for sentence in filter(None, (differ, *low_ceilings(comparison))):
+        output.print(sentence)
+    place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
+    say(f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run")
 
 
 def _options(words: list[str]) -> dict[str, Any]:
@@ -284,7 +273,8 @@ def _of(method: str, options: dict[str, Any], names: list[str]) -> dict[str, Any
     known = {name: find_method(name).options for name in names}
     for option in options:
         if not any(option in own for own in known.values()):
-            raise InvalidInput(f"{', '.join(names)} has no option {option!r}; `rehearse methods` lists what there is")
+            near = did_you_mean(option, {one for own in known.values() for one in own})
+            raise InvalidInput(f"{', '.join(names)} has no option {option!r}{near}; `rehearse methods` lists them")
     return {name: value for name, value in options.items() if name in known[method]}
 
 

@@ -14,54 +14,56 @@ from ..campaign.tune import SEEDS, Search, Tried, tune
 from ..experiment import Settings
 from ..methods import find_method
 from ..report.progress import label
-from .console import errors, output
-from .engine import RUNS, CheckpointSeconds, DataDir, Import, Jobs, SamplesPerTask
+from ..setup import check_data
+from .console import output, say
+from .engine import RUNS, CheckpointSeconds, DataDir, Import, Jobs, SamplesPerTask, of_execution, of_method
 
 
 def tune_command(
-    method: Annotated[str, typer.Argument(help="The method whose settings are searched; see `rehearse methods`.")],
-    stream: Annotated[str, typer.Option(help="The stream on whose validation split they are judged.")],
-    trials: Annotated[int, typer.Option(help="How many settings to try in all, earlier calls included.")] = 20,
+    method: Annotated[str, typer.Argument(help="The method to tune; see `rehearse methods`.")],
+    stream: Annotated[str, typer.Option(help="The stream whose validation split decides.")],
+    trials: Annotated[int, typer.Option(help="Number of settings to try in all, earlier calls included.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = SEEDS,
-    memory: Annotated[int | None, typer.Option(help="Stored samples per class, not searched.")] = None,
+    memory: Annotated[int | None, of_method(help="Stored samples per class, not searched.")] = None,
     samples_per_task: SamplesPerTask = None,
-    out: Annotated[Path, typer.Option(help="For trials and runs; the same command resumes.")] = RUNS / "tune",
+    out: Annotated[Path, of_execution(help="Directory of trials and runs; the same command resumes.")] = RUNS / "tune",
     jobs: Jobs = None,
     data_dir: DataDir = None,
     checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
     ranges: Annotated[
         list[str] | None,
         typer.Option(
-            "--range", help="What to search: NAME=LOW:HIGH, or NAME=VALUE,VALUE,…; default: the published values."
+            "--range", help="What to search: NAME=LOW:HIGH, or NAME=VALUE,VALUE,…", show_default="published values"
         ),
     ] = None,
     own: Import = None,
 ) -> None:
-    """Search the published values for the setting with the best validation accuracy (extra rehearse-torch[tune]).
+    r"""Search for the setting with the best validation accuracy (extra rehearse-torch\[tune]).
 
-    Writes it as OUT/METHOD-STREAM.toml, with what is fixed in its name too, which `rehearse run --spec` takes.
-    Test sets play no part in the choice.
+    Writes it as a spec for `rehearse run --spec`: OUT/METHOD-STREAM.toml, with the fixed settings in its name.
+    Test sets are not used.
     """
     find_method(method)
     fixed: dict[str, Any] = {"memory": memory, "samples_per_task": samples_per_task}
     fixed = {name: value for name, value in fixed.items() if value is not None}
     search = Search(method, stream, out, fixed, seeds, parse_ranges(ranges or []))
+    check_data(search.specs({}), data_dir)
     settings = Settings(data_dir=data_dir, checkpoint_seconds=checkpoint_seconds)
     try:
         with closing(tune(search, trials, settings, jobs)) as events:  # type: ignore[type-var]
             for event in events:
                 if isinstance(event, Tried):
-                    errors.print(_line(event), highlight=False, markup=False, soft_wrap=True)
+                    say(_line(event))
                 elif isinstance(event, Notice):
-                    errors.print(f"{label(event.spec)}: {event.message}", highlight=False, markup=False)
+                    say(f"{label(event.spec)}: {event.message}")
     except KeyboardInterrupt:
-        errors.print(f"stopped; the same command resumes from {out}", soft_wrap=True, highlight=False)
+        say(f"stopped; the same command resumes from {out}")
         raise typer.Exit(130) from None
     if not search.best_file.exists():
-        errors.print("no setting could be tried to its end", style="red")
+        say("no trial was completed; see the errors above", "red")
         raise typer.Exit(1)
-    output.print(search.best_file.read_text("utf-8"), highlight=False, markup=False, soft_wrap=True, end="")
-    output.print(f"rehearse run --spec {search.best_file}", highlight=False, markup=False, soft_wrap=True)
+    output.print(search.best_file.read_text("utf-8"), soft_wrap=True, end="")
+    output.print(f"rehearse run --spec {search.best_file}", soft_wrap=True)
 
 
 def _line(tried: Tried) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
-from ...errors import InvalidInput
+from ..extensions import find
 from ..predictors import REAL_TEST
 from ..streams import STREAMS
 from . import controls, own, strong
@@ -199,10 +198,6 @@ def find_targets(names: Sequence[str]) -> list[Target]:
     """The targets of these names, groups taken apart, each once."""
     found: dict[str, Target] = {}
     for name in names:
-        if name not in TARGETS and name not in GROUPS:
-            near = get_close_matches(name, [*TARGETS, *GROUPS], n=1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise InvalidInput(f"there is no target {name!r}{meant}; there are {', '.join([*TARGETS, *GROUPS])}")
-        for part in GROUPS.get(name, (name,)):
+        for part in find({**dict.fromkeys(TARGETS, (name,)), **GROUPS}, "target", name):
             found[part] = TARGETS[part]
     return list(found.values())

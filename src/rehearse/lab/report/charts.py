@@ -12,6 +12,7 @@ from ..statistics import Summary, summary
 from .axes import Axis, cost_axis, linear_axis
 from .compare import own_cost
 from .sections import Row
+from .tables import spread
 
 WIDTH, HEIGHT = 540, 340
 LEFT, RIGHT, TOP, BOTTOM = 52, 508, 36, 286
@@ -220,10 +221,7 @@ def heat_map(row: Row) -> HeatMap:
 
 def strip_axis(numbers: Sequence[dict[str, Any] | None], *, least: float, most: float, zero: bool = False) -> Axis:
     """One scale for the small drawings of a column."""
-    known = [value for value in numbers if value is not None]
-    values = [value for each in known for value in each["values"]]
-    wanted = [each for each in known if each["interval"] and (zero or each["n"] > 2)]  # see _extent
-    values += [end for each in wanted for end in each["interval"]]
+    values = [end for each in numbers if each is not None for end in _extent(summary(each["values"]))]
     return linear_axis(values + ([0.0] if zero else []), 6, 134, least=least, most=most)
 
 
@@ -232,10 +230,8 @@ def strip_axis(numbers: Sequence[dict[str, Any] | None], *, least: float, most: 
 
 def in_words(numbers: Summary) -> str:
     """As in "85.6 % ± 4.1, mean of 4 runs"."""
-    if numbers.interval is None:
-        return f"{100 * numbers.mean:.1f} %, one run"
-    half = 50 * (numbers.interval[1] - numbers.interval[0])
-    return f"{100 * numbers.mean:.1f} % ± {half:.1f}, mean of {numbers.n} runs"
+    runs = "one run" if numbers.n == 1 else f"mean of {numbers.n} runs"
+    return f"{100 * numbers.mean:.1f} % {spread(numbers, 100.0)}".rstrip() + f", {runs}"
 
 
 def significant(value: float) -> str:
@@ -246,14 +242,14 @@ def significant(value: float) -> str:
 
 
 def _mark(x: float, y: Axis, numbers: Summary, name: str, row: int, column: int) -> Mark:
-    low, high = (None, None) if numbers.interval is None else (y.at(numbers.interval[0]), y.at(numbers.interval[1]))
+    low, high = (None, None) if numbers.shown is None else map(y.at, numbers.shown)
     value = round(100 * numbers.mean, 4)
     return Mark(round(x, 2), y.at(numbers.mean), value, f"{name}\n{in_words(numbers)}", row, column, low, high)
 
 
 def _extent(numbers: Summary) -> list[float]:
-    """What an axis must hold: the interval, but for that of two runs, which would dwarf everything else."""
-    return [*numbers.values, *(numbers.interval or ())] if numbers.n > 2 else [*numbers.values]
+    """What an axis must hold: the values, and the interval where it is shown."""
+    return [*numbers.values, *(numbers.shown or ())]
 
 
 def _percent_ticks(axis: Axis) -> list[tuple[float, str]]:

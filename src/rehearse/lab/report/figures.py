@@ -63,7 +63,7 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
             axes.plot(
                 tasks, [100 * p.mean for p in points], color=colour, marker=marker, label=f"{row} (n = {len(runs)})"
             )
-            bounds = [p.interval or (p.mean, p.mean) for p in points]
+            bounds = [p.shown or (p.mean, p.mean) for p in points]
             low, high = ([100 * bound[side] for bound in bounds] for side in (0, 1))
             axes.fill_between(tasks, low, high, color=colour, alpha=0.18, linewidth=0)
             axes.set_xticks(tasks)
@@ -89,7 +89,7 @@ def by_codes(outcome: Outcome, figure: Any) -> None:
             where = codes + 0.02 * codes.max() * (index - (len(rows) - 1) / 2)  # aside, so that intervals are seen
             found = [summary(_values(outcome, row, column, metric)) for column in columns]
             heights = [100 * point.mean if point.n else np.nan for point in found]
-            half = [np.nan if p.interval is None else 50 * (p.interval[1] - p.interval[0]) for p in found]
+            half = [np.nan if p.shown is None else 50 * (p.shown[1] - p.shown[0]) for p in found]
             seeds = seeds_of(outcome, row, columns)
             label = f"{row} (n = {seeds})" if seeds else f"{row} (not run)"
             axes.errorbar(where, heights, half, color=colour, marker=marker, linestyle="none", capsize=2, label=label)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -21,6 +21,7 @@ from ...errors import DataError
 from ...files import write_whole
 from ..extras import needs
 from ..limits import read_limited
+from ..statistics import FEWEST, summary
 from . import charts
 from .charts import Chart
 from .compare import own_cost
@@ -28,10 +29,11 @@ from .rerun import rerun_command
 from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
 from .sentences import own_sentences, sentences
+from .tables import spread
 
 PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 PICTURE_BYTES, PICTURE_PIXELS = 20_000_000, 50_000_000
-TITLE = "rehearse: runs compared"
+TITLE = "Comparison of replay methods"
 
 # What a mark of each style looks like around (0, 0): colours are not the only thing that tells series apart.
 MARKERS = (
@@ -75,7 +77,7 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "half": _half, "number": _number, "word": _word}
+    environment.filters |= {"percent": _percent, "spread": _spread, "number": _number, "word": _word}
     parts = sections(runs)
     script = _asset("page.js")
     rows = _once(parts)
@@ -140,10 +142,10 @@ def _charts(rows: Sequence[Row]) -> list[Chart]:
 def _settings(section: Section) -> list[str]:
     """The section's settings in words; what the stream decides by itself is left out."""
     problem = section.problem
-    words = [] if section.capacity is None else [f"memory of {section.capacity:,} rows"]
+    words = [] if section.capacity is None else [f"memory of {section.capacity:,} samples"]
     networks = sorted({row.spec.network for row in section.rows})
     words += [f"network{'s' if len(networks) > 1 else ''} {', '.join(networks)}", f"batches of {problem['batch_size']}"]
-    names = {"tasks": "tasks", "samples_per_task": "rows a task"}
+    names = {"tasks": "tasks", "samples_per_task": "samples per task"}
     words += [f"{problem[name]:,} {said}" for name, said in names.items() if problem[name] is not None]
     if problem["class_order"] is not None:
         words.append(f"class order {', '.join(map(str, problem['class_order']))}")
@@ -157,14 +159,15 @@ def reading(difference: dict[str, Any]) -> str:
     numbers = difference["accuracy"]
     if numbers is None:
         return "no seed in common"
-    if numbers["interval"] is None:
-        return "one seed in common: no interval"
-    low, high = numbers["interval"]
+    known = summary(numbers["values"])
+    if known.shown is None:
+        return f"{known.n} seed{'s' if known.n > 1 else ''} in common: no interval below {FEWEST}"
+    low, high = known.shown
     if low > 0:
         return f"{difference['method']} is more accurate"
     if high < 0:
         return f"{difference['minus']} is more accurate"
-    return "not settled by these seeds"
+    return "no significant difference (95 %)"
 
 
 def _once(parts: Iterable[Section]) -> list[Row]:
@@ -209,9 +212,9 @@ def _percent(value: float | None, *, sign: bool = False) -> str:
     return "–" if value is None else f"{100 * value:{'+' if sign else ''}.1f}".replace("-", "−")
 
 
-def _half(interval: Sequence[float] | None) -> str:
-    """Half the interval, in per cent: what stands after the ±."""
-    return "" if interval is None else f"± {50 * (interval[1] - interval[0]):.1f}"
+def _spread(numbers: Mapping[str, Any], *, sign: bool = False) -> str:
+    """What is printed behind the mean, in per cent."""
+    return spread(summary(numbers["values"]), 100.0, sign=sign).replace("-", "−")
 
 
 def _number(value: float | None) -> str:

@@ -151,7 +151,7 @@ class _Lines:
                 what = f"failed: {event.error}"
             else:
                 accuracy = event.result["metrics"]["accuracy"]
-                what = "there already" if event.again else f"{event.result['cost']['seconds']:.1f} s"
+                what = "result found" if event.again else f"{event.result['cost']['seconds']:.1f} s"
                 what += "" if accuracy is None else f", accuracy {100 * accuracy:.1f} %"
             still = self.left.seconds()
             what += f"; {duration(still)} left" if still and self.done < self.total else ""

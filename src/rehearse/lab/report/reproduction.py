@@ -21,7 +21,8 @@ from ..spec import Spec
 from ..statistics import Summary, seeds_needed
 from . import tables
 from .compare import settings_that_differ
-from .tables import UNDEFINED
+from .tables import FORGETTING as FORGETTING
+from .tables import SPREAD, UNDEFINED
 
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
@@ -31,8 +32,8 @@ KINDS = ("learning", "anytime", "pooled", "validation", "anytime_average", "wors
 PER_CENT = ("accuracy", "forgetting", "stability_gap", *(f"{kind}_accuracy" for kind in KINDS))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
 NOT_RUN = ("not available", "stale", "no number")
-OURS = "ours: mean ± half the 95 % t interval over seeds"
-FORGETTING = "forgetting: best minus final accuracy, over all tasks but the last"
+OURS = f"ours: mean {SPREAD}"
+DETAILS = ("median", "reference", "precision")  # what a terminal shows only on request
 MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
 SETTLING = (
     "*Estimated seeds needed*: settled where the 95 % interval excludes zero; else the number of seeds at which it "
@@ -90,11 +91,14 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
     return f"{', '.join(name.replace('_', ' ') for name in fractions)} in {fraction}, all else in nats"
 
 
-def outcome_table(outcome: Outcome) -> Table:
-    target = outcome.target
+def outcome_table(outcome: Outcome, *, verbose: bool = False) -> Table:
+    target, head = outcome.target, _head(outcome)
+    shown = [place for place, name in enumerate(head) if verbose or name not in DETAILS]
+    rows = [[_cells(line, outcome)[place] for place in shown] for line in _told(outcome)]
     title = f"{target.name}: {target.title} ({units(target.metrics)})\n{counted(outcome)}"
-    caption = "; ".join([legend(target.metrics), *([f"reference: {source()}"] if _has_reference(outcome) else [])])
-    return tables.table_of(title, _head(outcome), [_cells(line, outcome) for line in _told(outcome)], 3, caption)
+    told = [f"reference: {source()}"] if verbose and _has_reference(outcome) else []
+    caption = "; ".join([legend(target.metrics), *told])
+    return tables.table_of(title, [head[place] for place in shown], rows, 3, caption)
 
 
 def _told(outcome: Outcome) -> list[Line]:
@@ -143,9 +147,9 @@ def count(difference: Difference) -> str:
 
 def settling(difference: Summary) -> str:
     """Whether the interval of a paired difference leaves out zero, or how many seeds would make it (`seeds_needed`)."""
-    if difference.interval is None:
-        return "one seed tells nothing"
-    low, high = difference.interval
+    if difference.shown is None:
+        return "too few seeds"
+    low, high = difference.shown
     if low > 0 or high < 0:
         return "settled"
     needed = seeds_needed(difference.sd, difference.mean)
@@ -203,16 +207,17 @@ def judgement(line: Line) -> str:
         enough = "the published ± alone is too wide" if needed is None else f"{_about(needed)} seeds"
         notes.append("one run" if found.half is None else enough)
     if found is not None and found.word == "differs" and found.half is not None:
-        half = (-found.half, found.half)
-        notes.append(tables.with_half(found.difference, half, _unit(line.metric), sign=True))
+        few = line.ours is None or line.ours.shown is None
+        half = "" if few else f" ± {_unit(line.metric) * found.half:.1f}"
+        notes.append(f"{_unit(line.metric) * found.difference:+.1f}{half}")
     return f"{line.judgement} ({'; '.join(notes)})" if notes else line.judgement
 
 
 def number(value: Summary | None, metric: str, *, sign: bool = False) -> str:
-    """Mean ± half the interval; per cent where the metric is a fraction."""
+    """Mean and spread; per cent where the metric is a fraction."""
     if value is None:
         return UNDEFINED
-    return tables.with_half(value.mean, value.interval, _unit(metric), _digits(metric), sign=sign)
+    return tables.with_spread(value, _unit(metric), _digits(metric), sign=sign)
 
 
 def _digits(metric: str) -> int:

@@ -57,7 +57,7 @@ def treatment_sentences(result: Result) -> Iterator[str]:
             if found["metrics"].get(what) is not None
         ]
         if numbers:
-            yield f"the same training, asked in the way {name!r}: {', '.join(numbers)}"
+            yield f"the same training, predicting with {name!r}: {', '.join(numbers)}"
 
 
 def search_sentences(result: Result) -> Iterator[str]:

@@ -48,8 +48,9 @@ def search_path(data_dir: str | PathLike[str] | None = None) -> list[Path]:
 def not_found(title: str, lacking: Mapping[Path, Sequence[str]], advice: str) -> DataError:
     """The error for a data set that no place has whole; ``lacking`` says what is not in each place."""
     partly = [f"{place} lacks {', '.join(names)}" for place, names in lacking.items() if place.is_dir()]
-    looked = f"looked in {', '.join(map(str, lacking))}"
-    return DataError(f"{title} is not there: {'; '.join(partly) or looked}. {advice}")
+    return DataError(
+        f"{title} not found in {', '.join(map(str, lacking))}{''.join(f'; {one}' for one in partly)}. {advice}"
+    )
 
 
 def digest(content: bytes, algorithm: str) -> str:

@@ -22,7 +22,7 @@ IMAGE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 ROWS = 10000  # in each of the six files
 ADVICE = "`rehearse data fetch cifar10` downloads it anew"
-GET = "`rehearse data fetch cifar10` downloads it; --data-dir or REHEARSE_DATA say where it is"
+GET = "Run `rehearse data fetch cifar10`, or name its directory by --data-dir or REHEARSE_DATA"
 
 
 FOLDERS = ("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin")

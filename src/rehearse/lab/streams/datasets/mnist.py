@@ -18,7 +18,7 @@ from rehearse.lab.streams.datasets.base import Dataset, check_content, not_found
 
 FOLDERS = ("mnist", "MNIST/raw")  # ours, and where torchvision puts it
 ADVICE = "`rehearse data fetch mnist` downloads it anew"
-GET = "`rehearse data fetch mnist` downloads it; --data-dir or REHEARSE_DATA say where it is"
+GET = "Run `rehearse data fetch mnist`, or name its directory by --data-dir or REHEARSE_DATA"
 
 
 class IdxFile(NamedTuple):

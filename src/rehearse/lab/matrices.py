@@ -1,4 +1,4 @@
-"""The accuracy matrices of a run, by the name of their evaluation set: their metrics, and how checkpoints hold them."""
+"""The accuracy matrices of a run: their metrics, and how they are stored."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import numpy as np
 from .. import metrics
 from ..errors import CheckpointError
 
+Matrices = dict[str, metrics.Array]
+"""The name of the evaluation sets -> accuracy on each task (column) after learning each task (row)."""
 
-def numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dict[str, float]:
+
+def accuracy_metrics(matrices: Matrices, sizes: Sequence[int]) -> dict[str, float]:
     """Return the metrics of accuracy matrices, given by the name of their evaluation sets."""
     test = matrices["test"]
-    named = {
+    numbers = {
         "accuracy": metrics.average_accuracy(test),
         "pooled_accuracy": metrics.pooled_accuracy(test, sizes),
         "forgetting": metrics.forgetting(test),
@@ -23,20 +26,20 @@ def numbers(matrices: Mapping[str, metrics.Array], sizes: Sequence[int]) -> dict
         "anytime_accuracy": metrics.anytime_accuracy(test),
     }
     if "validation" in matrices:
-        named["validation_accuracy"] = metrics.average_accuracy(matrices["validation"])
-    return named
+        numbers["validation_accuracy"] = metrics.average_accuracy(matrices["validation"])
+    return numbers
 
 
-def lists(matrices: Mapping[str, metrics.Array]) -> dict[str, Any]:
-    """Return the matrices as a checkpoint holds them."""
+def as_lists(matrices: Matrices) -> dict[str, Any]:
+    """Return accuracy matrices as plain lists."""
     return {name: matrix.tolist() for name, matrix in matrices.items()}
 
 
-def arrays(lists: Mapping[str, Any], like: Mapping[str, metrics.Array]) -> dict[str, metrics.Array]:
-    """Return what `lists` returned as matrices of these shapes, or refuse it."""
-    found = {name: np.array(lists[name]) for name in like}
-    for name, matrix in found.items():
+def as_arrays(lists: Mapping[str, Any], like: Matrices) -> Matrices:
+    """Return plain lists as accuracy matrices, or refuse those that have another shape than ``like``."""
+    arrays = {name: np.array(lists[name]) for name in like}
+    for name, matrix in arrays.items():
         known = matrix.shape == like[name].shape and matrix.dtype == np.float64
         if not known or not (np.isnan(matrix) | (matrix >= 0) & (matrix <= 1)).all():
             raise CheckpointError(f"its accuracies on the {name} sets are not those of this run")
-    return found
+    return arrays
