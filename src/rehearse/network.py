@@ -20,8 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .accelerate import kernels, offers
 from .batch import Tree, tree_leaves, tree_map
 from .checks import check_model
-from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
-from .heads import outputs
+from .errors import InvalidInput, NotFinite, RehearseError
+from .heads import logits_of, outputs
 from .losses import at_least_float32
 from .optimizers import copied_optimizer, is_plain_sgd, rate
 from .precision import resolve_precision
@@ -141,11 +141,11 @@ class Network:
         """
         logits = self.ask("forward", x, tensors, dtype)
         if not isinstance(logits, Tensor):
-            logits = _logits_of(logits, self.name)
+            logits = logits_of(logits, self.name)
+        samples = tree_leaves(x)[0].shape[0]
         for leaf in tree_leaves(logits):
-            if leaf.shape[:1] != tree_leaves(x)[0].shape[:1]:
-                shape, samples = tuple(leaf.shape), len(tree_leaves(x)[0])
-                what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
+            if leaf.shape[:1] != (samples,):
+                what = f"shape {tuple(leaf.shape)} for {samples} samples; its first dimension must be {samples}"
                 raise InvalidInput(f"the {self.name} returned an output of {what}")
         return logits
 
@@ -400,16 +400,6 @@ class Network:
             run(map(dict.update, groups, settings))
 
         self._saved.append(restore)
-
-
-def _logits_of(output: Any, name: str) -> Tree:
-    """Return the logits in what a model returned, which is more than one tensor."""
-    keyed = isinstance(output, dict) and "logits" in output
-    logits = output["logits"] if keyed else getattr(output, "logits", output)
-    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
-        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
-        raise InvalidType(f"the {name} must return {what}")
-    return logits
 
 
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
