@@ -18,7 +18,7 @@ from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .accelerate import kernels, offers
-from .batch import Tree, tree_leaves, tree_map
+from .batch import Tree, tree_leaves, tree_map, unchanged
 from .checks import check_model
 from .errors import InvalidInput, NotFinite, RehearseError
 from .heads import logits_of, outputs
@@ -95,6 +95,8 @@ class Network:
         dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
         self.observer = prepare if isinstance(prepare, Observer) else None
+        # Shows incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`.
+        self.observe: Callable[[Tree], object] = unchanged if self.observer is None else self.observer.observe
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
@@ -196,11 +198,6 @@ class Network:
             raise InvalidInput(f"the {self.name} changes its inputs in place; let it work on a copy")
         self._leaves_inputs = True
         return found
-
-    def observe(self, x: Tree) -> None:
-        """Show incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`."""
-        if self.observer is not None:
-            self.observer.observe(x)
 
     @contextlib.contextmanager
     def training(self, steps: int = 1, incoming: Tree = None) -> Iterator[None]:
@@ -333,9 +330,8 @@ class Network:
         run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
         run(map(setattr, stepped, repeat("grad"), users))
-        run(
-            map(increment_version, stepped)
-        )  # a fused optimizer does not, and caches would be used as if no step was made
+        # A fused optimizer does not, and caches would be used as if no step was made.
+        run(map(increment_version, stepped))
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:
@@ -360,12 +356,12 @@ class Network:
         dicts: list[dict[str, Any]] = [vars(one)[part] for one in modules for part in ("_buffers", "_parameters")]
         held = [(own, dict(own)) for own in dicts]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-        copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
+        copies, passed = [buffer.clone() for buffer in buffers], self.samples_passed
+        parts = [part.snapshot() for part in (self.random, self.observer) if part is not None]
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
-        observed = self.observer.snapshot() if self.observer is not None else None
 
         def restore() -> None:
-            for undo in saved:
+            for undo in (*saved, *parts):
                 undo()
             for own, before in held:
                 own.clear()
@@ -374,9 +370,6 @@ class Network:
                 buffer.detach().copy_(copied)
             run(map(setattr, modules, repeat("training"), modes))
             self.samples_passed = passed
-            random()
-            if observed is not None:
-                observed()
             torch.set_grad_enabled(grad)
             torch.set_autocast_enabled(self.device.type, autocast)
 
