@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import optimizer as global_hooks
 
 from .accelerate import kernels, offers
 from .batch import Tree, tree_leaves, tree_map, unchanged
@@ -23,7 +24,7 @@ from .checks import check_model
 from .errors import InvalidInput, NotFinite, RehearseError
 from .heads import logits_of, outputs
 from .losses import at_least_float32
-from .optimizers import copied_optimizer, is_plain_sgd, rate
+from .optimizers import copied_optimizer
 from .precision import resolve_precision
 from .random import RandomState
 from .transforms import Observer
@@ -407,6 +408,22 @@ def finite(loss: Tensor) -> float:
     if not math.isfinite(value):
         raise NotFinite(f"the loss is {value} for finite input; the model or the learning rate is off")
     return value
+
+
+def rate(group: Mapping[str, Any]) -> float:
+    """Return α of a parameter group, negative if it maximizes."""
+    return float(group["lr"]) * (-1 if group.get("maximize") else 1)
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step is θ − α∇ℓ and nothing else: no momentum, weight decay, hooks or replaced ``step``."""
+    return (
+        type(optimizer) is torch.optim.SGD
+        and "step" not in vars(optimizer)
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
+        and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
+    )
 
 
 def watched(modules: Iterable[nn.Module]) -> bool:
