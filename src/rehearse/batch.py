@@ -20,6 +20,7 @@ from .errors import InvalidInput, InvalidType
 Kind = Literal["classes", "tokens", "labels", "values"]
 WEIGHT: Final = "weight"
 """The column of sample weights."""
+TINY: Final = torch.finfo(torch.float32).tiny
 PART_SAMPLES: Final = 1000  # passed at once in prediction, where samples are small
 PART_NUMBERS: Final = 800_000  # in them: the activations of more leave the caches, at 1.4 times the cost
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -61,6 +62,32 @@ class Batch:
         if all(leaf.device == device for leaf in (*tree_leaves((self.x, self.y)), *self.columns.values())):
             return self  # tasks and slots are used by the memory alone, on its own device
         return self._map(lambda values: values.to(device))
+
+    def mean_loss(self, loss: Any, logits: Tree, replayed: bool) -> Tensor:
+        """Return Σ w ℓ / Σ w c with the sample weights w and the `counts` c, which are 1 where there are none.
+
+        It is 0 where the denominator is.
+        """
+        losses, counts = loss(logits, self, replayed), self.counts(loss)
+        if counts is None:
+            return self.proportioned(losses).mean()
+        total = self.weighted(counts.to(losses)).sum()
+        return self.weighted(losses).sum() / total.clamp_min(TINY)
+
+    def counts(self, loss: Any) -> Tensor | None:
+        """Return what each sample counts for in the mean of a loss, or None if all count alike."""
+        counts = getattr(loss, "counts", None)
+        return None if counts is None else counts(self)
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Return values times the weights of their samples."""
+        weights = self.columns.get(WEIGHT)
+        return values if weights is None else values * weights.to(values).view(-1, *[1] * (values.ndim - 1))
+
+    def proportioned(self, values: Tensor) -> Tensor:
+        """Return values times w / mean w: their plain mean is then the weighted one."""
+        weights = self.columns.get(WEIGHT)
+        return values if weights is None else self.weighted(values) / weights.mean().clamp_min(TINY).to(values)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
         task, slots = (function(one) if isinstance(one, Tensor) else one for one in (self.task, self.slots))

@@ -128,10 +128,10 @@ def needs_two_samples(model: nn.Module) -> bool:
     return any(isinstance(m, nn.BatchNorm1d) and (m.training or not model.training) for m in model.modules())
 
 
-def check_budget(budget: Any, model: nn.Module) -> None:
-    """Check how many samples are replayed in a pass of their own."""
+def check_budget(budget: Any, model: nn.Module, joint: bool = False) -> None:
+    """Check how many samples are replayed, in a pass of their own or (``joint``) in that of the incoming ones."""
     check_positive(budget=budget)
-    if budget == 1 and needs_two_samples(model):
+    if budget == 1 and not joint and needs_two_samples(model):
         lone = "a lone sample has no variance for BatchNorm1d"
         raise InvalidInput(f"budget is 1, and {lone}: replay at least 2 (or let them pass with batchnorm='joint')")
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .accelerate import offers
-from .batch import Batch, Tree, tree_concatenate, tree_map
+from .batch import Batch, Tree, given, tree_concatenate, tree_map
 from .batchnorm import BatchNormPolicy
 from .errors import InvalidInput
 from .heads import find_head
-from .losses import Loss, mean_loss, weighted_losses
+from .losses import Loss
 from .network import NamedGradient, Network, Tensors, VirtualStep, finite
-from .padding import Padding
 from .undo import Operations
 
 Layers = Literal["all", "head"]
@@ -70,11 +69,11 @@ class Plain:
             batchnorm: Receives the buffers that scoring moved, if it asks for them.
             prepare: Turns the inputs of batches into the model's; by default ``network.prepare``.
 
-        ``pad`` may be set to the `Padding` of the stored samples.
+        ``cut`` may be set to `Padding.cut`: every pass is then as long as its longest sequence.
         """
         self.network, self.loss, self.batchnorm = network, loss, batchnorm
         self.prepare = prepare or network.prepare
-        self.pad: Padding | None = None
+        self.cut: Callable[..., tuple[Batch, ...]] = given
         self.step = network.step
         self._offers = offers("ENGINES", network.model)
 
@@ -82,19 +81,13 @@ class Plain:
         """Return the engine to use for inputs like these and the model as it is now."""
         return next(filter(None, [offer(self, x) for offer in self._offers]), self)
 
-    def ready(self, *batches: Batch) -> list[Batch]:
-        """Return batches where the network is, as long as their longest sequence."""
-        found = [batch.to(self.network.device) for batch in batches]
-        whole = self.pad is None or hasattr(self.loss, "columns")  # what a loss stores is as long as the stored samples
-        return found if whole else self.pad.cut(found)  # type: ignore[union-attr]
-
     def gradient(
         self, batch: Batch, *, replayed: bool, tensors: Tensors | None = None, dtype: torch.dtype | None = None
     ) -> Passed:
         """See `Engine.gradient`; with the twin and these tensors, if there are any, and by default as in training."""
-        (batch,) = self.ready(batch)
+        (batch,) = self.cut(batch.to(self.network.device))
         logits = self.network(self.prepare(batch.x), tensors, dtype)
-        loss = mean_loss(self.loss, logits, batch, replayed)
+        loss = batch.mean_loss(self.loss, logits, replayed)
         return Passed(finite(loss), self.network.gradient(loss), tree_map(Tensor.detach, logits))
 
     def virtual_gradient(self, batch: Batch) -> Passed:
@@ -104,10 +97,10 @@ class Plain:
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""
-        incoming, replayed = self.ready(incoming, replayed)
+        incoming, replayed = self.cut(incoming.to(self.network.device), replayed.to(self.network.device))
         n, logits = len(incoming), self.network(self.prepare(joined(incoming, replayed).x))
         own, others = tree_map(lambda leaf: leaf[:n], logits), tree_map(lambda leaf: leaf[n:], logits)
-        first, second = mean_loss(self.loss, own, incoming, False), mean_loss(self.loss, others, replayed, True)
+        first, second = incoming.mean_loss(self.loss, own, False), replayed.mean_loss(self.loss, others, True)
         gradient = self.network.gradient(first + weight * second)
         return Passed(finite(first), gradient, tree_map(Tensor.detach, own), finite(second))
 
@@ -115,7 +108,7 @@ class Plain:
         self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
     ) -> tuple[Tensor, Tensor]:
         """See `Engine.losses`. Without dropout; batch-norm uses the statistics of this batch."""
-        network, (batch,) = self.network, self.ready(batch)
+        network, (batch,) = self.network, self.cut(batch.to(self.network.device))
         x = self.prepare(batch.x)
         with network.looking("scoring"):
             tensors = network.twin.tensors()
@@ -128,7 +121,7 @@ class Plain:
                     after = network(x, ahead, network.precision.scoring)
             if self.batchnorm.follows_scoring:
                 self.batchnorm.scored(network.model, tensors)
-            return weighted_losses(self.loss, before, batch, True), weighted_losses(self.loss, after, batch, True)
+            return batch.weighted(self.loss(before, batch, True)), batch.weighted(self.loss(after, batch, True))
 
     def named(self, gradient: NamedGradient) -> NamedGradient:
         """See `Engine.named`."""

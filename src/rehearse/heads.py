@@ -1,4 +1,4 @@
-"""The last layer: find it, and give it more outputs."""
+"""The last layer: find it, take what it returned, and give it more outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .errors import InvalidInput
+from .batch import Tree, tree_leaves
+from .errors import InvalidInput, InvalidType
 from .undo import Operations, run
 
 # Optimizer state that does not start at zero, and the setting that holds its first value.
@@ -36,6 +37,16 @@ def find_head(model: nn.Module) -> tuple[str, nn.Linear]:
 def outputs(model: nn.Module) -> int:
     """Return the number of the head's outputs; 0 for a model without a head."""
     return find_head(model)[1].out_features if any(isinstance(m, nn.Linear) for m in model.modules()) else 0
+
+
+def logits_of(output: Any, name: str) -> Tree:
+    """Return the logits in what a model returned, which is more than one tensor."""
+    keyed = isinstance(output, dict) and "logits" in output
+    logits = output["logits"] if keyed else getattr(output, "logits", output)
+    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
+        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
+        raise InvalidType(f"the {name} must return {what}")
+    return logits
 
 
 class Growth(NamedTuple):

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import optimizer as global_hooks
 
 from .accelerate import kernels, offers
-from .batch import Tree, tree_leaves, tree_map
+from .batch import Tree, tree_leaves, tree_map, unchanged
 from .checks import check_model
-from .errors import InvalidInput, InvalidType, NotFinite, RehearseError
-from .heads import outputs
+from .errors import InvalidInput, NotFinite, RehearseError
+from .heads import logits_of, outputs
 from .losses import at_least_float32
-from .optimizers import copied_optimizer, is_plain_sgd, rate
+from .optimizers import copied_optimizer
 from .precision import resolve_precision
 from .random import RandomState
 from .transforms import Observer
@@ -95,6 +96,8 @@ class Network:
         dtypes = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
         self.prepare = prepare or partial(prepare_unit, dtype=next(dtypes, torch.float32))
         self.observer = prepare if isinstance(prepare, Observer) else None
+        # Shows incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`.
+        self.observe: Callable[[Tree], object] = unchanged if self.observer is None else self.observer.observe
         self.random = random if isinstance(random, RandomState) else RandomState(random)
         self.samples_passed = 0
         install = kernels()
@@ -141,11 +144,11 @@ class Network:
         """
         logits = self.ask("forward", x, tensors, dtype)
         if not isinstance(logits, Tensor):
-            logits = _logits_of(logits, self.name)
+            logits = logits_of(logits, self.name)
+        samples = tree_leaves(x)[0].shape[0]
         for leaf in tree_leaves(logits):
-            if leaf.shape[:1] != tree_leaves(x)[0].shape[:1]:
-                shape, samples = tuple(leaf.shape), len(tree_leaves(x)[0])
-                what = f"shape {shape} for {samples} samples; its first dimension must be {samples}"
+            if leaf.shape[:1] != (samples,):
+                what = f"shape {tuple(leaf.shape)} for {samples} samples; its first dimension must be {samples}"
                 raise InvalidInput(f"the {self.name} returned an output of {what}")
         return logits
 
@@ -196,11 +199,6 @@ class Network:
             raise InvalidInput(f"the {self.name} changes its inputs in place; let it work on a copy")
         self._leaves_inputs = True
         return found
-
-    def observe(self, x: Tree) -> None:
-        """Show incoming inputs to a ``prepare`` that learns from them; inside `all_or_nothing`."""
-        if self.observer is not None:
-            self.observer.observe(x)
 
     @contextlib.contextmanager
     def training(self, steps: int = 1, incoming: Tree = None) -> Iterator[None]:
@@ -333,9 +331,8 @@ class Network:
         run(map(setattr, stepped, repeat("grad"), [values.get(id(parameter)) for parameter in stepped]))
         self.optimizer.step()
         run(map(setattr, stepped, repeat("grad"), users))
-        run(
-            map(increment_version, stepped)
-        )  # a fused optimizer does not, and caches would be used as if no step was made
+        # A fused optimizer does not, and caches would be used as if no step was made.
+        run(map(increment_version, stepped))
         return ()
 
     def _clipped(self, gradient: NamedGradient) -> NamedGradient:
@@ -360,12 +357,12 @@ class Network:
         dicts: list[dict[str, Any]] = [vars(one)[part] for one in modules for part in ("_buffers", "_parameters")]
         held = [(own, dict(own)) for own in dicts]
         buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-        copies, passed, random = [buffer.clone() for buffer in buffers], self.samples_passed, self.random.snapshot()
+        copies, passed = [buffer.clone() for buffer in buffers], self.samples_passed
+        parts = [part.snapshot() for part in (self.random, self.observer) if part is not None]
         grad, autocast = torch.is_grad_enabled(), torch.is_autocast_enabled(self.device.type)
-        observed = self.observer.snapshot() if self.observer is not None else None
 
         def restore() -> None:
-            for undo in saved:
+            for undo in (*saved, *parts):
                 undo()
             for own, before in held:
                 own.clear()
@@ -374,9 +371,6 @@ class Network:
                 buffer.detach().copy_(copied)
             run(map(setattr, modules, repeat("training"), modes))
             self.samples_passed = passed
-            random()
-            if observed is not None:
-                observed()
             torch.set_grad_enabled(grad)
             torch.set_autocast_enabled(self.device.type, autocast)
 
@@ -402,16 +396,6 @@ class Network:
         self._saved.append(restore)
 
 
-def _logits_of(output: Any, name: str) -> Tree:
-    """Return the logits in what a model returned, which is more than one tensor."""
-    keyed = isinstance(output, dict) and "logits" in output
-    logits = output["logits"] if keyed else getattr(output, "logits", output)
-    if not tree_leaves(logits) or not all(isinstance(leaf, Tensor) for leaf in tree_leaves(logits)):
-        what = f"one tensor of logits, or a tuple or dict of them; it returned {output!r:.80}"
-        raise InvalidType(f"the {name} must return {what}")
-    return logits
-
-
 def prepare_unit(x: Tree, dtype: torch.dtype = torch.float32) -> Tree:
     """Turn bytes into floats in [0, 1], and floats and booleans into ``dtype``; other integers (token ids) stay."""
     x = tree_map(lambda leaf: leaf.to(dtype).div_(255) if leaf.dtype == torch.uint8 else leaf, x)
@@ -424,6 +408,22 @@ def finite(loss: Tensor) -> float:
     if not math.isfinite(value):
         raise NotFinite(f"the loss is {value} for finite input; the model or the learning rate is off")
     return value
+
+
+def rate(group: Mapping[str, Any]) -> float:
+    """Return α of a parameter group, negative if it maximizes."""
+    return float(group["lr"]) * (-1 if group.get("maximize") else 1)
+
+
+def is_plain_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step is θ − α∇ℓ and nothing else: no momentum, weight decay, hooks or replaced ``step``."""
+    return (
+        type(optimizer) is torch.optim.SGD
+        and "step" not in vars(optimizer)
+        and not (optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+        and not (global_hooks._global_optimizer_pre_hooks or global_hooks._global_optimizer_post_hooks)
+        and not any(g["momentum"] or g["weight_decay"] or g["differentiable"] for g in optimizer.param_groups)
+    )
 
 
 def watched(modules: Iterable[nn.Module]) -> bool:

@@ -58,7 +58,7 @@ class Padding:
         x, y = tree_map(filled, (batch.x, batch.y), values)
         return replace(batch, x=x, y=y, columns={**batch.columns, LENGTH: torch.full((len(batch),), lengths[0])})
 
-    def cut(self, batches: list[Batch]) -> list[Batch]:
+    def cut(self, *batches: Batch) -> tuple[Batch, ...]:
         """Return ``batches`` for one pass, cut to the longest of their sequences."""
         longest = max(int(batch.columns[LENGTH].max()) if LENGTH in batch.columns else self.length for batch in batches)
 
@@ -66,7 +66,7 @@ class Padding:
             return leaf if value is None else leaf[:, :longest]
 
         pairs = [tree_map(short, (batch.x, batch.y), self._values(batch)) for batch in batches]
-        return [replace(batch, x=x, y=y) for batch, (x, y) in zip(batches, pairs, strict=True)]
+        return tuple(replace(batch, x=x, y=y) for batch, (x, y) in zip(batches, pairs, strict=True))
 
     def _values(self, batch: Batch) -> Tree:
         """Return what each leaf of inputs and targets is filled with."""

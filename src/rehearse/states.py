@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from .batch import Kind, tree_leaves
 from .errors import CheckpointError
-from .forms import anything, check, count
+from .forms import anything, check, count, optional
 from .heads import fit
 from .network import Network
 from .optimizers import copied_optimizer
 from .random import borrowed
+
+PROGRESS = (optional(count), lambda kind: {*tree_leaves(kind)} <= {None, *get_args(Kind)}, count, count)
+"""The form of `Progress`."""
 
 
 def network_state(network: Network) -> dict[str, Any]:

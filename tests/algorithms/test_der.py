@@ -15,7 +15,8 @@ from rehearse.batch import Batch
 from rehearse.errors import InvalidInput
 from rehearse.lab.draws import Draws
 from rehearse.learners import Replay
-from rehearse.losses import CrossEntropy, DarkExperience, columns_to_store
+from rehearse.losses import CrossEntropy, DarkExperience
+from rehearse.memory.columns import columns_to_store
 from rehearse.retrieval import MostInterfered, Uniform
 from sameness import assert_same, frozen
 

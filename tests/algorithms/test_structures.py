@@ -192,7 +192,7 @@ def test_inputs_that_are_no_sequences_stay():
     assert batch.x[0].shape == (2, 5, 4)
     assert batch.x[0][:, 3:].abs().max() == 0
     assert batch.x[1].shape == (2, 3)
-    (short,) = padding.cut([batch])
+    (short,) = padding.cut(batch)
     assert short.x[0].equal(torch.ones(2, 3, 4))
     assert short.x[1].shape == (2, 3)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rehearse import Batch, Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.engine import Plain
 from rehearse.learners import AGEM, GEM
-from rehearse.losses import DarkExperience, as_loss, mean_loss
+from rehearse.losses import DarkExperience, as_loss
 from rehearse.memory import TaskRingMemory
 
 CLASSES, FEATURES, RATE = 4, 3, 0.5
@@ -188,7 +188,7 @@ def test_terms_beside_a_weighted_loss_count_as_it_does():
     distances = (logits - stored.columns["logits"]).square().mean(1)
     expected = 0.3 * (weight[stored.y] * distances).sum() / weight[stored.y].sum()
     expected = expected + 0.7 * nn.CrossEntropyLoss(weight)(logits, stored.y)
-    torch.testing.assert_close(mean_loss(learner.loss, logits, stored, True), expected)
+    torch.testing.assert_close(stored.mean_loss(learner.loss, logits, True), expected)
 
 
 def test_samples_are_judged_one_by_one():

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..batch import WEIGHT, Batch, Tree
+from ..batch import Batch, Tree
 from ..engine import Layers, Passed, Plain, joined
 from ..errors import InvalidInput
-from ..losses import CrossEntropy, weighted_losses
-from ..network import NamedGradient, VirtualStep, finite, watched
-from ..optimizers import is_plain_sgd, rate
+from ..losses import CrossEntropy
+from ..network import NamedGradient, VirtualStep, finite, is_plain_sgd, rate, watched
 from ..undo import Operations
 
 relu_backward = torch.ops.aten.threshold_backward.default
@@ -74,9 +73,8 @@ class Dense:
         """See `Engine.gradient`."""
         batch = batch.to(self.device)
         inputs, logits = self._forward(batch)
-        losses, of_logits = CrossEntropy().with_gradient(logits, batch, replayed)
-        loss = _weighted_mean(losses, of_logits, batch)
-        return Passed(loss, self._backward(inputs, of_logits), logits)
+        losses, of_logits = map(batch.proportioned, CrossEntropy().with_gradient(logits, batch, replayed))
+        return Passed(finite(losses.mean()), self._backward(inputs, of_logits), logits)
 
     def joint_gradient(self, incoming: Batch, replayed: Batch, weight: float) -> Passed:
         """See `Engine.joint_gradient`."""
@@ -84,11 +82,10 @@ class Dense:
         both, n, m = joined(incoming, replayed), len(incoming), len(replayed)
         inputs, logits = self._forward(both)
         losses, of_logits = CrossEntropy().with_gradient(logits, both, False)  # of the mean over all n + m samples
-        of_logits[:n] *= (n + m) / n
-        of_logits[n:] *= weight * (n + m) / m
-        first = _weighted_mean(losses[:n], of_logits[:n], incoming)
-        second = _weighted_mean(losses[n:], of_logits[n:], replayed)
-        return Passed(first, self._backward(inputs, of_logits), logits[:n], second)
+        of_logits[:n] = incoming.proportioned(of_logits[:n]) * ((n + m) / n)
+        of_logits[n:] = replayed.proportioned(of_logits[n:]) * (weight * (n + m) / m)
+        first, second = incoming.proportioned(losses[:n]).mean(), replayed.proportioned(losses[n:]).mean()
+        return Passed(finite(first), self._backward(inputs, of_logits), logits[:n], finite(second))
 
     def losses(
         self, batch: Batch, gradient: Any = None, *, virtual_step: VirtualStep = "sgd", layers: Layers = "all"
@@ -108,7 +105,7 @@ class Dense:
             before, after = (first, second) if number == last else (first.relu_(), second.relu_())
         self.plain.network.samples_passed += len(batch) * (2 if layers == "all" else 1)
         loss = self.plain.loss
-        return weighted_losses(loss, before, batch, True), weighted_losses(loss, after, batch, True)
+        return batch.weighted(loss(before, batch, True)), batch.weighted(loss(after, batch, True))
 
     def step(self, gradient: Factors) -> Operations:
         """See `Engine.step`: W ← W − α ΔᵀX without multiplying out the gradient, for plain SGD."""
@@ -148,16 +145,6 @@ class Dense:
         for module, x, delta in zip(self.linears, *gradient, strict=True):
             values |= {id(module.weight): delta.t() @ x, id(module.bias): delta.sum(0)}
         return NamedGradient({name: values[id(p)] for name, (p, _) in self.plain.network.trainable().items()})
-
-
-def _weighted_mean(losses: Tensor, of_logits: Tensor, batch: Batch) -> float:
-    """Return the mean loss with the sample weights, and turn the gradient of the mean without them into its own."""
-    weights = batch.columns.get(WEIGHT)
-    if weights is None:
-        return finite(losses.mean())
-    shares = weights.to(losses) / weights.sum().clamp_min(torch.finfo(weights.dtype).tiny)
-    of_logits *= len(losses) * shares[:, None]
-    return finite(losses @ shares)
 
 
 def dense(plain: Plain, x: Tree) -> Dense | None:

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from ..batch import Tree
 from ..errors import InvalidInput, NotFinite
-from ..network import NamedGradient, Network, watched
-from ..optimizers import is_plain_sgd, rate
+from ..network import NamedGradient, Network, is_plain_sgd, rate, watched
 from ..undo import Operations
 
 

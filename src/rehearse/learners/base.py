@@ -7,51 +7,34 @@ import inspect
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from itertools import repeat
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from ..batch import (
-    Batch,
-    Kind,
-    Progress,
-    Step,
-    Tree,
-    checked_batch,
-    checked_inputs,
-    kind_of,
-    one_tensor,
-    tree_concatenate,
-    tree_leaves,
-    tree_map,
-    tree_parts,
-)
+from ..batch import Batch, Progress, Step, Tree, kind_of, one_tensor, tree_map, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check_model, check_positive
 from ..described import Described, short
 from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
 from ..engine import Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..forms import anything, check, count, optional
+from ..forms import anything, check
 from ..heads import MOST, Growth, find_head, growth
-from ..losses import CrossEntropy, as_loss, columns_to_store, reads_average
+from ..losses import CrossEntropy, as_loss, reads_average
 from ..memory import Memory
-from ..memory.ids import ID, checked_columns
+from ..memory.columns import checked_samples, columns_to_store
+from ..memory.ids import ID
 from ..network import Network
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
-from ..states import load_network_state, move_network, network_state
+from ..states import PROGRESS, load_network_state, move_network, network_state
 from ..transforms import Augmentation
 from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
-
-PROGRESS = (optional(count), lambda kind: {*tree_leaves(kind)} <= {None, *get_args(Kind)}, count, count)
-"""The form of `Progress`."""
 
 
 class Learner(Described, ABC):
@@ -216,7 +199,7 @@ class Learner(Described, ABC):
         count = 0
         for batch in batches(data, limit):
             with self._read_only():
-                self._store_known(batch if self.plain.pad is None else self.plain.pad.fill(batch))
+                self._store_known(batch)
             count += len(batch)
         return count
 
@@ -233,7 +216,7 @@ class Learner(Described, ABC):
     def _known_logits(self, known: Batch) -> Tree:
         """Return the logits of samples to store, with the model's own statistics: the memory's move as it is filled."""
         with self._read_only(), borrowed(self.network.random):
-            logits = tree_concatenate([self._pass(part, {}) for part in tree_parts(checked_inputs(known.x))])
+            logits = evaluated(lambda part: self._pass(part, {}), known.x)
         if not bool(self.loss(logits, known.to(self.device), False).isfinite().all()):
             raise InvalidInput("the loss of some of these samples is not finite; they cannot be replayed")
         return logits
@@ -247,14 +230,12 @@ class Learner(Described, ABC):
 
     def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
         """Check a batch; changes nothing."""
-        name, columns = type(self).__name__, {key: values for key, values in columns.items() if values is not None}
+        name, batch = type(self).__name__, checked_samples(x, y, task, columns)
         if self.task_aware and task is None:
             raise InvalidInput(f"{name} needs to know the task of each batch: observe(x, y, task=...)")
-        batch = checked_batch(x, y, task)
-        if self.classes_only and (columns.keys() - {ID} or not isinstance(batch.y, Tensor)):
+        if self.classes_only and (batch.columns.keys() - {ID} or not isinstance(batch.y, Tensor)):
             raise InvalidInput(f"{name} learns one class per sample, without weights and columns; Replay can use them")
-        batch = replace(batch, columns=checked_columns(columns, len(batch))) if columns else batch
-        return batch if self.plain.pad is None else self.plain.pad.fill(batch)
+        return batch
 
     # ----------------------------------------------------------------------------------------------------- predicting
 
@@ -336,7 +317,7 @@ class Learner(Described, ABC):
             task: The task of the batch, if it is known.
             limit: The largest number of stored samples to look at: a fixed draw, the same every time.
         """
-        batch = checked_batch(x, y, task)
+        batch = checked_samples(x, y, task, {})
         if self.memory is None:
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):

@@ -16,8 +16,8 @@ from ..engine import Plain
 from ..errors import InvalidInput, NotFinite
 from ..forms import check, count
 from ..heads import Growth
-from ..losses import columns_to_store, mean_loss
 from ..memory import ClassBalancedMemory
+from ..memory.columns import columns_to_store
 from ..network import Network, finite
 from ..random import RandomState, borrowed, numpy_generator
 from ..states import check_optimizer_state
@@ -90,7 +90,7 @@ class GDumb(Learner):
             memory.check_inputs(incoming)
             self.network.observe(incoming.x)
             logits = self._pass(incoming.x, {})
-            loss = finite(mean_loss(self.loss, logits, incoming.to(self.device), False))
+            loss = finite(incoming.to(self.device).mean_loss(self.loss, logits, False))
             if len(incoming) > needs_two_samples(self.model):
                 with borrowed(self.network.random):
                     gradient = self.plain.virtual_gradient(incoming).gradient

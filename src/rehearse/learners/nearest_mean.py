@@ -14,7 +14,7 @@ from ..batch import Tree, tree_parts
 from ..batchnorm import versions
 from ..errors import InvalidInput
 from ..heads import find_head, outputs
-from ..losses import at_least_float32, class_targets
+from ..losses import at_least_float32, class_logits, class_targets
 from ..memory import Memory
 from ..memory.index import in_parts
 from ..network import Network
@@ -58,7 +58,7 @@ class NearestMean:
 
     def check(self, y: Tensor) -> Tensor:
         """Return targets as labels, or raise an error if they are not one class each."""
-        return class_targets(torch.empty(len(y), outputs(self.network.model), device="meta"), y)
+        return class_targets(class_logits(torch.empty(len(y), outputs(self.network.model), device="meta"), y), y)
 
     def logits(self, x: Tree) -> Tensor:
         """Return minus the distance of φ(x) to the mean of each class."""

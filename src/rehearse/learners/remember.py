@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..batch import Batch, checked_batch, checked_task
 from ..checks import check_limit
 from ..errors import InvalidType
-from ..memory.ids import checked_columns
+from ..memory.columns import checked_samples
 
 
 def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
@@ -41,9 +42,8 @@ def batches(data: Iterable[Any], limit: int | None = None) -> Iterator[Batch]:
 
 def _as_batch(item: Any) -> Batch:
     if isinstance(item, Batch):
-        checked = checked_batch(item.x, item.y)
-        columns = checked_columns(item.columns, len(checked))
-        return Batch(checked.x, checked.y, _tasks(item.task, len(checked)), columns=columns)
+        checked = checked_samples(item.x, item.y, None, item.columns)
+        return replace(checked, task=_tasks(item.task, len(checked)))
     if not isinstance(item, tuple | list) or len(item) not in (2, 3):
         raise InvalidType(f"the data must yield (x, y), (x, y, task) or a Batch; it yielded a {type(item).__name__}")
     return checked_batch(*item)

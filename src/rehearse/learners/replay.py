@@ -11,20 +11,13 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree, given, unchanged
 from ..batchnorm import BatchNormPolicy, policy
-from ..checks import (
-    check_budget,
-    check_candidates,
-    check_choice,
-    check_memory,
-    check_not_negative,
-    check_positive,
-    needs_two_samples,
-)
+from ..checks import check_budget, check_candidates, check_choice, check_memory, check_not_negative, needs_two_samples
 from ..diagnose import Diagnosing
 from ..engine import Engine, Passed
 from ..errors import InvalidInput, InvalidType, RehearseError
-from ..losses import columns_to_store, reads_average
+from ..losses import reads_average
 from ..memory import Memory
+from ..memory.columns import checked_samples, columns_to_store
 from ..network import Network
 from ..padding import Padding
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
@@ -110,13 +103,11 @@ class Replay(Learner):
         """
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_memory(memory, Memory)
-        check_positive(budget=budget)
         check_not_negative(replay_weight=replay_weight)
         if retrieval is not None and (isinstance(retrieval, type) or not callable(retrieval)):
             raise InvalidType(f"the retrieval must be an object like MostInterfered(), this is {retrieval!r}")
         super().__init__(network, loss, memory=memory, updates=updates, batchnorm=policy(batchnorm), average=average)
-        if not self.batchnorm.joint:
-            check_budget(budget, model)
+        check_budget(budget, model, self.batchnorm.joint)
         self.retrieval: Retrieval = MostInterfered() if retrieval is None else retrieval
         if isinstance(self.retrieval, MostInterfered | HighestLoss):
             check_candidates(self.retrieval.candidates, budget * getattr(self.retrieval, "every", 1))
@@ -124,7 +115,9 @@ class Replay(Learner):
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
         self.exclude_current_task = exclude_current_task
-        self.plain.pad = pad
+        self._filled: Callable[[Batch], Batch] = unchanged if pad is None else pad.fill
+        if pad is not None and not hasattr(self.loss, "columns"):  # what a loss stores is as long as the stored samples
+            self.plain.cut = pad.cut
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
         self._seen: Callable[[Batch], Batch] = unchanged if self.augment is None else self.augment
@@ -137,7 +130,7 @@ class Replay(Learner):
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        incoming = self._filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}))
         network, memory = self.network, self.memory
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         if self.nearest is not None:
@@ -162,7 +155,7 @@ class Replay(Learner):
                     step = engine.step(gradient)  # θ ← SGD(B_n ∪ B_MC, α), when it is committed
             stored = memory.check(incoming, **columns_to_store(self.loss, logits))
             memory.keep(incoming, stored)  # M ← UpdateMemory(B_n)
-            progress = self.progress.after(self.plain.ready(incoming)[0], self.updates, logits)
+            progress = self.progress.after(self.plain.cut(incoming)[0], self.updates, logits)
             follow = () if self.average is None else self.average.follow(self.progress.steps, self.updates)
             commit(step, follow, assign(self, progress=progress))
         return Step(loss, replayed_loss, replayed, interference)
@@ -220,4 +213,4 @@ class Replay(Learner):
     def _store_known(self, known: Batch) -> None:
         if self.nearest is not None:
             self.nearest.check(known.y)
-        super()._store_known(known)
+        super()._store_known(self._filled(known))

@@ -9,12 +9,10 @@ from .ace import AsymmetricCrossEntropy as AsymmetricCrossEntropy
 from .base import CrossEntropy as CrossEntropy
 from .base import Loss as Loss
 from .base import at_least_float32 as at_least_float32
+from .base import class_logits as class_logits
 from .base import class_targets as class_targets
-from .base import columns_to_store as columns_to_store
-from .base import mean_loss as mean_loss
-from .base import per_sample as per_sample
-from .base import weighted_losses as weighted_losses
 from .convert import as_loss as as_loss
+from .convert import per_sample as per_sample
 from .der import DRAW as DRAW
 from .der import DarkExperience as DarkExperience
 from .distillation import AVERAGED as AVERAGED

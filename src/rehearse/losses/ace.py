@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Batch, Kind
-from .base import class_logits, class_targets, per_sample
+from .base import class_logits, class_targets
+from .convert import per_sample
 
 
 class AsymmetricCrossEntropy:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import WEIGHT, Batch, Kind, Tree, classes_are_last
+from ..batch import Batch, Kind, Tree, classes_are_last
 from ..errors import InvalidInput, InvalidType
 
 
@@ -34,56 +34,15 @@ class Loss(Protocol):
         """Return one value per sample."""
 
 
-def mean_loss(loss: Loss, logits: Tree, batch: Batch, replayed: bool) -> Tensor:
-    """Return Σ w ℓ / Σ w c with the sample weights w and the counts c of the loss, which are 1 where there are none.
-
-    It is 0 where the denominator is.
-    """
-    losses, counts, weights = loss(logits, batch, replayed), counts_of(loss, batch), batch.columns.get(WEIGHT)
-    if weights is None and counts is None:
-        return losses.mean()
-    shares = losses.new_ones(len(losses)) if weights is None else weights.to(losses)
-    total = (shares if counts is None else shares * counts.to(losses)).sum()
-    return (shares * losses).sum() / total.clamp_min(torch.finfo(losses.dtype).tiny)
-
-
-def weighted_losses(loss: Loss, logits: Tree, batch: Batch, replayed: bool) -> Tensor:
-    """Return w ℓ of each sample: what candidates are compared by."""
-    losses, weights = loss(logits, batch, replayed), batch.columns.get(WEIGHT)
-    return losses if weights is None else losses * weights.to(losses)
-
-
-def counts_of(loss: Any, batch: Batch) -> Tensor | None:
-    """Return what each sample counts for in the mean, or None if all count alike."""
-    counts: Any = getattr(loss, "counts", None)
-    return None if counts is None else counts(batch)
-
-
-def counted(values: Tensor, loss: Loss, batch: Batch) -> Tensor:
-    """Return values to add to those of a loss: as much of them as each sample counts for."""
-    counts = counts_of(loss, batch)
-    return values if counts is None else values * counts.to(values)
-
-
-def columns_to_store(loss: Loss, logits: Tensor) -> dict[str, Tensor]:
-    """Return what this loss wants stored of samples with these logits."""
-    columns = getattr(loss, "columns", None)
-    return {} if columns is None else dict(columns(logits))
-
-
-def class_targets(logits: Tensor, y: Tree, ignored: int | None = None) -> Tensor:
+def class_targets(logits: Tensor, y: Tensor, ignored: int | None = None) -> Tensor:
     """Return the labels as cross-entropy wants them, or raise an error that says what is wrong with them."""
-    check_tensors(logits, y)
     if y.is_floating_point() or y.dtype == torch.bool:
         raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
         raise InvalidInput(f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
-    labels: Tensor = y.long()
-    outputs = logits.shape[1]
-    low, high = (int(bound) for bound in torch.aminmax(labels))
-    if ignored is not None and (low < 0 or high >= outputs):
-        known = labels[labels != ignored]
-        low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    labels, outputs = y.long(), logits.shape[1]
+    known = labels if ignored is None else labels[labels != ignored]
+    low, high = (int(bound) for bound in torch.aminmax(known)) if len(known) else (0, 0)
     if low < 0:
         advice = "nn.CrossEntropyLoss() ignores −100" if low == -100 else "classes are numbered from 0 on"
         raise InvalidInput(f"label {low} is negative; {advice}")
@@ -97,11 +56,18 @@ def class_logits(logits: Tree, y: Tree, dim: int | None = None) -> Tensor:
 
     Args:
         logits: The model's.
-        y: The labels: their shape shows where the classes are.
-        dim: Where they are, 1 or −1, if that is known.
+        y: The targets: the shape of labels shows where the classes are.
+        dim: Where they are, 1 or −1, if that is known; 1 also where there are none.
+
+    Raises:
+        InvalidInput: If the classes may be in either of two dimensions.
+        InvalidType: If there are several outputs or targets, which only a loss of the user's own can judge.
     """
-    check_tensors(logits, y)
-    found: Tensor = at_least_float32(logits)
+    if not isinstance(logits, Tensor) or not isinstance(y, Tensor):
+        given = f"outputs in a {type(logits).__name__} and targets in a {type(y).__name__}"
+        own = "a function (outputs, y) that returns one value per sample"
+        raise InvalidType(f"this loss takes one tensor of each, not {given}; write your own loss: {own}")
+    found = at_least_float32(logits)
     if found.ndim < 3 or dim == 1:
         return found
     if dim is None and found.shape[:-1] == y.shape == found.shape[:1] + found.shape[2:]:
@@ -127,28 +93,13 @@ class CrossEntropy:
 
     def with_gradient(self, logits: Tensor, batch: Batch, replayed: bool) -> tuple[Tensor, Tensor]:
         """Return the losses, and the gradient of their mean without autograd: (softmax(logits) − [c = y]) / n."""
+        logs = F.log_softmax(class_logits(logits, batch.y), dim=1)
         y = batch.y.long() if replayed else class_targets(logits, batch.y)
-        logs = F.log_softmax(at_least_float32(logits), dim=1)
         losses = F.nll_loss(logs, y, reduction="none")
         n = len(batch)
         gradient = logs.exp_().div_(n)
         gradient.scatter_add_(1, y[:, None], gradient.new_full((n, 1), -1 / n))
         return losses, gradient.to(logits.dtype)
-
-
-def check_tensors(outputs: Tree, targets: Tree) -> None:
-    """Refuse trees, which only a loss of the user's own can judge."""
-    if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        given = f"outputs in a {type(outputs).__name__} and targets in a {type(targets).__name__}"
-        own = "a function (outputs, y) that returns one value per sample"
-        raise InvalidType(f"this loss takes one tensor of each, not {given}; write your own loss: {own}")
-
-
-def per_sample(values: Tensor, samples: int) -> Tensor:
-    """Return one value per sample: the mean over whatever other dimensions there are."""
-    if values.ndim == 0 or len(values) != samples:
-        raise InvalidInput(f"the loss returned {tuple(values.shape)}, not one value per sample; use reduction='none'")
-    return values.flatten(1).mean(1) if values.ndim > 1 else values
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

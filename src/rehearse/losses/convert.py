@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,16 +13,7 @@ from torch import Tensor, nn
 from ..batch import Batch, Kind, tree_map
 from ..described import short
 from ..errors import InvalidInput, InvalidType, RehearseError
-from .base import (
-    CrossEntropy,
-    Loss,
-    at_least_float32,
-    check_tensors,
-    class_logits,
-    class_targets,
-    counts_of,
-    per_sample,
-)
+from .base import CrossEntropy, Loss, at_least_float32, class_logits, class_targets
 
 
 class _FromModule:
@@ -40,19 +30,14 @@ class _FromModule:
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
-        y = batch.y
-        check_tensors(logits, y)
+        y, found = batch.y, class_logits(logits, batch.y, self.dim if self._classes else 1)
         if not self._classes:
-            logits = at_least_float32(logits)
-            y = _value_targets(logits, y)
+            y = _value_targets(found, y)
+        elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape:
+            y = (y.movedim(-1, 1) if self.dim == -1 else y).to(found.dtype)  # a probability for each class
         else:
-            soft = isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape
-            logits = class_logits(logits, y, self.dim)
-            if soft:  # a probability for each class
-                y = (y.movedim(-1, 1) if self.dim == -1 else y).to(logits.dtype)
-            else:
-                y = y.long() if replayed else class_targets(logits, y, self._ignored)
-        losses = _judge(self._module, logits, y)
+            y = y.long() if replayed else class_targets(found, y, self._ignored)
+        losses = _judge(self._module, found, y)
         return losses.flatten(1).sum(1) if self._sums else per_sample(losses, len(batch))
 
     def counts(self, batch: Batch) -> Tensor | None:
@@ -74,21 +59,14 @@ class _FromCallable:
     """A user's ``(logits, y)``, or ``(logits, batch, replayed)`` if it is ``full``."""
 
     def __init__(self, function: Callable[..., Tensor], full: bool) -> None:
-        self._function, self._full, self.counts = function, full, partial(counts_of, function)
+        self._function, self._full, self.counts = function, full, getattr(function, "counts", None)
         self.kind: Kind | None = getattr(function, "kind", None)  # None: the targets decide
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
         n, arguments = len(batch), (batch, replayed) if self._full else (batch.y,)
         values = _judge(self._function, tree_map(at_least_float32, logits), *arguments)
-        if (
-            n > 1
-            and isinstance(logits, Tensor)
-            and isinstance(batch.y, Tensor)
-            and values.shape == (n, n)
-            and logits.shape == (n, 1)
-            and batch.y.shape == (n,)
-        ):
+        if n > 1 and [getattr(one, "shape", ()) for one in (values, logits, batch.y)] == [(n, n), (n, 1), (n,)]:
             compared = f"the loss compares outputs of shape ({n}, 1) with targets of shape ({n},), each with all"
             raise InvalidInput(f"{compared}; give targets of shape (samples, 1), or squeeze the outputs in your loss")
         return per_sample(values, n)
@@ -122,6 +100,19 @@ def as_loss(loss: Any, dim: int | None = None) -> Loss:
     if isinstance(loss, Loss) and len(needed) != 2:  # a function (outputs, y) may have a kind too
         return loss
     return _FromCallable(loss, full=len(needed) == 3)
+
+
+def per_sample(values: Tensor, samples: int) -> Tensor:
+    """Return one value per sample: the mean over whatever other dimensions there are."""
+    if values.ndim == 0 or len(values) != samples:
+        raise InvalidInput(f"the loss returned {tuple(values.shape)}, not one value per sample; use reduction='none'")
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def counted(values: Tensor, loss: Loss, batch: Batch) -> Tensor:
+    """Return values to add to those of a loss: as much of them as each sample counts for."""
+    counts = batch.counts(loss)
+    return values if counts is None else values * counts.to(values)
 
 
 def _judge(function: Callable[..., Tensor], *arguments: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,8 +11,8 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import at_least_float32, counted, counts_of
-from .convert import as_loss
+from .base import at_least_float32
+from .convert import as_loss, counted
 
 DRAW: Final = "draw"
 """A column of replayed batches: which of several draws a sample is of."""
@@ -37,7 +36,7 @@ class DarkExperience(Described):
         check_not_negative(alpha=alpha, beta=beta)
         self.alpha, self.beta, self.loss = alpha, beta, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
-        self.counts = partial(counts_of, self.loss)
+        self.counts = getattr(self.loss, "counts", None)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Final
 
 import torch.nn.functional as F
@@ -12,8 +11,9 @@ from ..batch import Batch, Kind
 from ..checks import check_not_negative
 from ..described import Described
 from ..errors import InvalidInput
-from .base import class_logits, columns_to_store, counted, counts_of, per_sample
-from .convert import as_loss
+from ..memory.columns import columns_to_store
+from .base import class_logits
+from .convert import as_loss, counted, per_sample
 
 AVERAGED: Final = "averaged"
 """A column of batches in training: the logits of the averaged weights for the same, augmented inputs."""
@@ -39,7 +39,7 @@ class AveragedDistillation(Described):
             raise InvalidInput("temperature is 0; it must be positive")
         self.weight, self.temperature, self.loss = weight, temperature, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
-        self.counts = partial(counts_of, self.loss)
+        self.counts = getattr(self.loss, "counts", None)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -11,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import WEIGHT, Batch, as_tensor
+from ..batch import Batch, as_tensor
 from ..errors import InvalidInput, InvalidType
 from .index import Slots
 
 ID: Final = "id"  # the name of the column
 NO_ID: Final = -(2**63)
-RESERVED: Final = frozenset({"x", "y", "task", "slots", "arrived", "averaged", "draw"})
 
 
 def as_ids(values: Any) -> Tensor:
@@ -43,33 +42,6 @@ def one_id_per_sample(values: Any, samples: int) -> Tensor:
     return ids
 
 
-def one_weight_per_sample(values: Any, samples: int) -> Tensor:
-    """Return sample weights as the memory stores them, or refuse them."""
-    weights = as_tensor(values, "weight").float()
-    if weights.shape != (samples,) or not bool(((weights >= 0) & weights.isfinite()).all()):
-        raise InvalidInput(
-            f"weights are finite numbers from 0 on, one for each of {samples} samples; not {values!r:.80}"
-        )
-    return weights
-
-
-def checked_columns(columns: Mapping[str, Any], samples: int) -> dict[str, Tensor]:
-    """Return columns as the memory stores them.
-
-    Raises:
-        InvalidInput: If a name is taken, or a column has another number of entries than there are samples.
-    """
-    found = {}
-    for name, values in columns.items():
-        if name in RESERVED:
-            raise InvalidInput(f"the column name {name!r} is taken by the library; choose another name for yours")
-        check = CHECKS.get(name)
-        found[name] = column = check(values, samples) if check else as_tensor(values, f"column {name!r}")
-        if column.ndim == 0 or len(column) != samples:
-            raise InvalidInput(f"column {name!r} has shape {tuple(column.shape)}; the batch has {samples} samples")
-    return found
-
-
 def named_ids(values: Any) -> Tensor:
     """Return ids to look for; samples that have none cannot be meant."""
     ids = as_ids(values)
@@ -81,11 +53,6 @@ def named_ids(values: Any) -> Tensor:
 def no_ids(samples: int) -> Tensor:
     """Return the column of samples that have no id."""
     return torch.full((samples,), NO_ID)
-
-
-CHECKS: Final = {ID: one_id_per_sample, WEIGHT: one_weight_per_sample}
-OPTIONAL: Final[dict[str, Callable[[int], Tensor]]] = {ID: no_ids, WEIGHT: torch.ones}
-"""Columns that some batches may lack, and what stands there then."""
 
 
 def matching(samples: Batch, ids: Tensor | None, predicate: Callable[[Batch], Tensor] | None) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batch import Batch, Tree, pick, tree_leaves, tree_map, tree_named
 from ..errors import InvalidInput
 from .changes import Changes
-from .ids import OPTIONAL
+from .columns import OPTIONAL
 from .mapped import MappedFile
 
 ARRIVED, TASK, TARGET = "arrived", "task", "y"  # columns that every memory has

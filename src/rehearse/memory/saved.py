@@ -12,7 +12,7 @@ from torch import Tensor
 from ..batch import DTYPES, Batch, checked_batch, pick, tree_leaves, tree_map
 from ..errors import CheckpointError
 from ..forms import Form, anything, check, count, optional
-from .ids import OPTIONAL
+from .columns import OPTIONAL
 from .index import TaskIndex
 from .rows import ARRIVED, TARGET, TASK, as_batch
 
