@@ -87,6 +87,8 @@ def replace_file(path: Path, *parts: Any, mode: int = 0o666, size: int = 0) -> N
                 end = write_at(descriptor, part, end)
             flush(descriptor)
             os.replace(temporary, place)
+            with contextlib.suppress(OSError):
+                unlock(descriptor, os.getpid())  # not by closing it, which an interrupt may prevent
         outcome = "the new file is in place, but a power failure may undo that"
         sync(place.parent)  # a renamed file is safe only when its directory is synced too
     except BaseException as problem:

@@ -573,7 +573,7 @@ def test_the_tasks_so_far_alone_are_evaluated() -> None:
         return predict(x)
 
     run.learner.predict = noting  # type: ignore[method-assign]
-    run.stream.evaluation = {"test": list(evaluation["test"])}
+    run.stream.evaluation = {"test": list(evaluation["test"]), "validation": []}
     for _ in run.steps():
         pass
     assert asked == [(2 * after, task) for after in range(1, 6) for task in range(after)]

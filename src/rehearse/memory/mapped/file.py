@@ -72,9 +72,7 @@ class MappedFile:
         if not self.path.parent.is_dir():
             raise InvalidInput(f"there is no directory {self.path.parent} for the samples of the memory")
         if self.path.exists():
-            with ExitStack() as opened:
-                _, header = self._locked(opened)
-            if header.confirmed:
+            if self._confirmed():
                 raise InvalidInput(f"{self.path} is of an earlier run: load its checkpoint, or delete it to start over")
         elif generations(self.path):
             raise InvalidInput(f"{self.path} is gone, its journals are not: delete {self.path}.*.undo to start over")
@@ -128,6 +126,16 @@ class MappedFile:
         except BaseException:
             self.close()
             raise
+
+    def _confirmed(self) -> bool:
+        """Whether a checkpoint goes with the file that is there."""
+        self.close()  # what an interrupted call left open
+        opened = ExitStack()
+        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
+        try:
+            return bool(self._locked(opened)[1].confirmed)
+        finally:
+            self.close()
 
     def _locked(self, opened: ExitStack) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
