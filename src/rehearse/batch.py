@@ -67,6 +67,11 @@ class Batch:
         """Return Σ w ℓ / Σ w c with the sample weights w and the `counts` c, which are 1 where there are none.
 
         It is 0 where the denominator is.
+
+        Args:
+            loss: Returns one value per sample.
+            logits: The model's outputs for these samples.
+            replayed: Whether they come from the memory.
         """
         losses, counts = loss(logits, self, replayed), self.counts(loss)
         if counts is None:
@@ -75,17 +80,17 @@ class Batch:
         return self.weighted(losses).sum() / total.clamp_min(TINY)
 
     def counts(self, loss: Any) -> Tensor | None:
-        """Return what each sample counts for in the mean of a loss, or None if all count alike."""
+        """Return what each sample counts for in the mean of this ``loss``, or None if all count alike."""
         counts = getattr(loss, "counts", None)
         return None if counts is None else counts(self)
 
     def weighted(self, values: Tensor) -> Tensor:
-        """Return values times the weights of their samples."""
+        """Return ``values`` times the weights of their samples."""
         weights = self.columns.get(WEIGHT)
         return values if weights is None else values * weights.to(values).view(-1, *[1] * (values.ndim - 1))
 
     def proportioned(self, values: Tensor) -> Tensor:
-        """Return values times w / mean w: their plain mean is then the weighted one."""
+        """Return ``values`` times w / mean w: their plain mean is then the weighted one."""
         weights = self.columns.get(WEIGHT)
         return values if weights is None else self.weighted(values) / weights.mean().clamp_min(TINY).to(values)
 
