@@ -42,7 +42,7 @@ def test_every_example_is_known_here():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys() | {"service"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # other modules' tests come between
 def output(tmp_path_factory):
     """The output of an example, run once."""
     kept: dict[str, str] = {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .accelerate import kernels
-from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_map, tree_parts
+from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_leaves, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
 from .twin import Mode, Twin
@@ -139,10 +139,10 @@ def evaluated(evaluate: Callable[[Tree], Tree], x: Tree) -> Tree:
         found = [evaluate(part) for part in tree_parts(x)]
     except InvalidInput:
         try:
-            evaluate(tree_map(lambda leaf: leaf[None], x))
+            alone = tree_leaves(evaluate(tree_map(lambda leaf: leaf[None], x)))
         except InvalidInput:
-            pass
-        else:
+            alone = []
+        if alone and all(leaf.shape[1:].numel() == leaf.shape[-1] for leaf in alone):  # one row of logits each
             what = "x is one sample without the first dimension, which counts samples; pass a batch of one: x[None]"
             raise InvalidInput(what) from None
         raise

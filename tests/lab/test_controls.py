@@ -303,7 +303,7 @@ def test_cpu_seconds_of_different_processors_are_not_compared() -> None:
     assert "no verdict on equal cost" in said
     slow = moved[0] | {"cost": moved[0]["cost"] | {"cpu_seconds": 99.0}}
     (said,) = equal_cost(outcome(target, Results([slow, *results[1:]])))
-    assert "ER with 10.0 CPU s a run, 80.0 ± 0.0 % (n = 2)" in said, (
+    assert "ER with 10.0 CPU s a run, 80.0 (80.0 to 80.0) % (n = 2)" in said, (
         "the seconds of the shared condition, all accuracies"
     )
     unknown = [r | {"environment": r["environment"] | {"processor_model": None}} for r in results]

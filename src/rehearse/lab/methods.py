@@ -1,8 +1,8 @@
 """The methods by name: what `rehearse run NAME` builds.
 
 A new method is one file in learners/, one entry in METHODS and one page in docs/methods/ (the entry and the page, if
-only the loss or the retrieval differs). Its options, with their defaults, are read from the constructor. The contract tests run
-for every entry.
+only the loss or the retrieval differs). Its options, with their defaults, are read from the constructor. The contract
+tests run for every entry.
 """
 
 from __future__ import annotations
