@@ -12,9 +12,8 @@ from .learners.strong import strong_replay
 from .losses import AsymmetricCrossEntropy, DarkExperience
 from .memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory, TaskRingMemory
 from .monitor import Monitor
-from .padding import Padding
 from .retrieval import HighestLoss, MostInterfered, Uniform
-from .transforms import RunningScaler
+from .transforms import Padding, RunningScaler
 
 __version__ = "0.1.0"
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .accelerate import offers
 from .batch import Batch, Tree, given, tree_concatenate, tree_map
 from .batchnorm import BatchNormPolicy
 from .errors import InvalidInput
 from .heads import find_head
 from .losses import Loss
 from .network import NamedGradient, Network, Tensors, VirtualStep, finite
+from .network.accelerate import offers
 from .undo import Operations
 
 Layers = Literal["all", "head"]

@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .checks import is_number, is_whole
+from .checks import check, count, is_number, is_whole
 from .errors import InvalidInput
-from .forms import check, count
 from .losses import at_least_float32
 from .network import Network
 from .undo import Restore

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .batch import Batch, Step, Tree, as_tensor, checked_batch, kind_of, pick
-from .checks import check_not_negative, check_positive, needs_two_samples
+from .checks import check, check_not_negative, check_positive, count, needs_two_samples, numbers, optional
 from .described import Described
 from .errors import InvalidInput, InvalidType
-from .forms import check, count, numbers, optional
 from .learners import Learner
 from .memory import ReservoirMemory
 from .memory.ids import ID, no_ids, one_id_per_sample

@@ -11,11 +11,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .accelerate import kernels
 from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_leaves, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
-from .twin import Mode, Twin
+from .network.accelerate import kernels
+from .network.twin import Mode, Twin
 
 
 @final

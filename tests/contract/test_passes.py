@@ -14,8 +14,8 @@ from rehearse.batch import tree_parts
 from rehearse.errors import InvalidInput
 from rehearse.lab.methods import prepare_symmetric
 from rehearse.network import Network, prepare_unit
+from rehearse.network.twin import Twin
 from rehearse.random import RandomState, borrowed, numpy_generator, torch_generator
-from rehearse.twin import Twin
 
 
 def draw_and_fail() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rehearse import Finetune, MostInterfered, Replay, ReservoirMemory
 from rehearse.errors import InvalidInput
-from rehearse.twin import Twin
+from rehearse.network.twin import Twin
 
 
 def samples(n: int = 6) -> tuple[Tensor, Tensor]:

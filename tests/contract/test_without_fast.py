@@ -23,9 +23,9 @@ PACKAGE = Path(rehearse.__file__).parent
 TESTS = ("observe_returns", "predicting_changes_nothing", "resumes_bit_for_bit", "bad_input_is_refused")
 METHODS = ("finetune-mlp", "er-mlp", "er-mir-mlp", "er-mir-normed", "gen-gated")
 ALONE = """
-import rehearse.accelerate
+import rehearse.network.accelerate
 assert rehearse.__file__.startswith({folder!r}), rehearse.__file__
-assert rehearse.accelerate._fast() is None and rehearse.accelerate.kernels() is None
+assert rehearse.network.accelerate._fast() is None and rehearse.network.accelerate.kernels() is None
 """
 
 
@@ -59,7 +59,7 @@ def test_the_contract_holds_without_fast(tmp_path: Path) -> None:
 def test_a_broken_fast_is_an_error(broken: str, tmp_path: Path) -> None:
     shutil.copytree(PACKAGE, tmp_path / "rehearse", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "rehearse" / "fast" / "dense.py").write_text(broken)
-    code = "import rehearse.accelerate; rehearse.accelerate.kernels()"
+    code = "import rehearse.network.accelerate; rehearse.network.accelerate.kernels()"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1

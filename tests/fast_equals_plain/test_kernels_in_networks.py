@@ -37,7 +37,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counts:
 
         first.forward = forward  # type: ignore[method-assign]
 
-    monkeypatch.setattr("rehearse.network.kernels", lambda: install)
+    monkeypatch.setattr("rehearse.network.network.kernels", lambda: install)
     return counts
 
 
@@ -82,7 +82,7 @@ def test_training_in_bfloat16_uses_them_with_the_models_own_tensors(calls: Count
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16-scoring"])
 def test_results_are_those_without_a_copy(calls: Counts, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = observe(replay(precision=precision), range(8))
-    monkeypatch.setattr("rehearse.network.kernels", lambda: None)
+    monkeypatch.setattr("rehearse.network.network.kernels", lambda: None)
     plain = observe(replay(precision=precision), range(8))
     for one, other in zip(installed.model.state_dict().values(), plain.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
@@ -116,7 +116,7 @@ def test_kernels_that_cannot_be_installed_are_not_used(monkeypatch: pytest.Monke
         raise RuntimeError("not this model")
 
     installing: Callable[[], Any] = lambda: install  # noqa: E731
-    monkeypatch.setattr("rehearse.network.kernels", installing)
+    monkeypatch.setattr("rehearse.network.network.kernels", installing)
     learner = observe(replay(precision="bfloat16"), range(5))
     learner.predict(torch.rand(2, 1, 2, 4))
     assert_untouched(learner)

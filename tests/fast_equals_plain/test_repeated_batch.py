@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rehearse import GenerativeReplay
-from rehearse.descent import PlainDescent, descend
 from rehearse.errors import InvalidInput, NotFinite
 from rehearse.fast import repeated_batch
 from rehearse.fast.repeated_batch import RepeatedBatch
+from rehearse.learners.generative.descent import PlainDescent, descend
 from rehearse.nets import VAE, GatedMLP
 from rehearse.network import Network
 from rehearse.undo import run

@@ -28,7 +28,7 @@ from rehearse.lab.campaign.store import Store
 from rehearse.lab.campaign.work import run_spec
 from rehearse.lab.experiment import Settings, with_precision
 from rehearse.lab.methods import resolve
-from rehearse.states import network_state
+from rehearse.network.states import network_state
 
 from .lying_disk import FAULTS, Image, LyingDisk, restore
 from .result import Result

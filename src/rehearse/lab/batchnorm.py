@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..batchnorm import BatchNormPolicy
-from ..forms import check, optional
+from ..checks import check, optional
 from ..undo import Restore
 
 Statistics = dict[str, Tensor]

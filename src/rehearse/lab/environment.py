@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ..accelerate import kernels
+from ..network.accelerate import kernels
 
 
 @cache

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, tree_concatenate
-from ..checks import is_number
+from ..checks import check, is_number
 from ..errors import InvalidInput
-from ..forms import check
 from ..heads import Growth
 from ..losses import AVERAGED, at_least_float32
 from ..network import Network
-from ..states import copied
+from ..network.states import copied
 from ..undo import Operations, assign
 
 

@@ -16,21 +16,20 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, kind_of, one_tensor, tree_map, tree_parts
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
-from ..checks import check_model, check_positive
+from ..checks import anything, check, check_model, check_positive
 from ..described import Described, short
 from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
 from ..engine import Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
-from ..forms import anything, check
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, reads_average
 from ..memory import Memory
 from ..memory.columns import checked_samples, columns_to_store
 from ..memory.ids import ID
 from ..network import Network
+from ..network.states import PROGRESS, load_network_state, move_network, network_state
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
-from ..states import PROGRESS, load_network_state, move_network, network_state
 from ..transforms import Augmentation
 from ..undo import Operations, all_or_nothing, assign, restoring, run
 from .average import Average

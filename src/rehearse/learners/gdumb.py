@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Step, Tree
-from ..checks import check_memory, check_positive, needs_two_samples
+from ..checks import check, check_memory, check_positive, count, needs_two_samples
 from ..engine import Plain
 from ..errors import InvalidInput, NotFinite
-from ..forms import check, count
 from ..heads import Growth
 from ..memory import ClassBalancedMemory
 from ..memory.columns import columns_to_store
 from ..network import Network, finite
+from ..network.states import check_optimizer_state
 from ..random import RandomState, borrowed, numpy_generator
-from ..states import check_optimizer_state
 from ..undo import Operations, all_or_nothing, assign, run
 from .base import Learner
 

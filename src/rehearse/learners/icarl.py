@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, checked_batch, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
-from ..checks import check_choice, check_memory, check_positive
+from ..checks import alike, anything, check, check_choice, check_memory, check_positive, count, each, optional
 from ..diagnose import Diagnosing
 from ..engine import Plain, joined
 from ..errors import InvalidInput
-from ..forms import alike, anything, check, count, each, optional
 from ..heads import outputs
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory

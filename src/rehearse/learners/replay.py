@@ -19,10 +19,9 @@ from ..losses import reads_average
 from ..memory import Memory
 from ..memory.columns import checked_samples, columns_to_store
 from ..network import Network
-from ..padding import Padding
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
-from ..transforms import Augmentation, Transform
+from ..transforms import Augmentation, Padding, Transform
 from ..undo import Operations, Undoable, all_or_nothing, assign, run
 from .base import Learner
 from .nearest_mean import NearestMean

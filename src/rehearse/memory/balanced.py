@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
+from ..checks import Form, count, each, fits, numbers
 from ..errors import InvalidType
-from ..forms import Form, count, each, fits, numbers
 from .base import Memory
 from .index import Slots
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch, Tree, checked_batch, pick, task_column, tree_leaves, tree_map
+from ..checks import Form, check, count
 from ..described import Described
 from ..errors import CheckpointError, InvalidInput
-from ..forms import Form, check, count
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..checks import check, count, each, numbers
 from ..errors import CheckpointError
-from ..forms import check, count, each, numbers
 from .changes import Changes
 
 Slots = NDArray[np.int64]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ..batch import DTYPES, Batch, checked_batch, pick, tree_leaves, tree_map
+from ..checks import Form, anything, check, count, optional
 from ..errors import CheckpointError
-from ..forms import Form, anything, check, count, optional
 from .columns import OPTIONAL
 from .index import TaskIndex
 from .rows import ARRIVED, TARGET, TASK, as_batch

@@ -10,13 +10,12 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor
 
-from ...checks import check_choice, check_rebuilt
+from ...checks import check, check_choice, check_rebuilt
 from ...errors import CheckpointError, InvalidInput
-from ...forms import check
 from ...memory import Memory
 from ...network import Network
+from ...network.states import copied
 from ...serving import FrozenNetwork
-from ...states import copied
 
 CodeType = Literal["float32", "float16", "uint8"]
 Statistics = Literal["running", "batch"]

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import check_choice, check_positive, check_rebuilt
+from ...checks import anything, check, check_choice, check_positive, check_rebuilt, count, optional
 from ...errors import InvalidInput
-from ...forms import anything, check, count, optional
 from ...losses import at_least_float32
 from ...memory import Memory
 from ...memory.rows import check_leaf
 from ...network import Network, finite
+from ...network.states import load_network_state, network_state
 from ...random import RandomState, borrowed, numpy_generator
-from ...states import load_network_state, network_state
 from ...undo import Restore, all_or_nothing, run
 from .codec import CALIBRATION_SAMPLES, Codec, encoded
 

@@ -12,18 +12,29 @@ from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
-from ...checks import check_memory, check_positive, check_second, check_switches, check_task, is_number
+from ...checks import (
+    alike,
+    anything,
+    check,
+    check_memory,
+    check_positive,
+    check_second,
+    check_switches,
+    check_task,
+    count,
+    is_number,
+    optional,
+)
 from ...diagnose import Diagnosing
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
-from ...forms import alike, anything, check, count, optional
 from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, Tensors, finite
+from ...network.states import copied
 from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
-from ...states import copied
 from ...undo import Operations, Restore, all_or_nothing, assign, run
 from ..base import Learner
 from .codec import Codec, CodeType, Statistics, with_own_buffers

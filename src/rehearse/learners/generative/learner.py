@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, tree_map, unchanged
-from ...checks import check_not_negative, check_positive, check_second, check_switches
-from ...descent import Descended, descend
+from ...checks import alike, check, check_not_negative, check_positive, check_second, check_switches, count, optional
 from ...errors import CheckpointError, InvalidInput
-from ...forms import alike, check, count, optional
 from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
 from ...network import NamedGradient, Network, Tensors
+from ...network.states import copied, load_network_state, network_state
 from ...random import RandomState, borrowed
-from ...states import copied, load_network_state, network_state
 from ...undo import Operations, all_or_nothing, assign, run
 from ..base import Learner
+from .descent import Descended, descend
 from .objectives import Objective, classifier_objective, generator_objective, soft_cross_entropy
 from .retrieval import Imagined, LatentRetrieval, check_generator, check_retrievals, naming_the_search
 

@@ -18,18 +18,18 @@ from torch.nn.modules import module as hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import optimizer as global_hooks
 
+from ..batch import Tree, tree_leaves, tree_map, unchanged
+from ..checks import check_model
+from ..errors import InvalidInput, NotFinite, RehearseError
+from ..heads import logits_of, outputs
+from ..losses import at_least_float32
+from ..precision import resolve_precision
+from ..random import RandomState
+from ..transforms import Observer
+from ..undo import Operations, Restore, run
 from .accelerate import kernels, offers
-from .batch import Tree, tree_leaves, tree_map, unchanged
-from .checks import check_model
-from .errors import InvalidInput, NotFinite, RehearseError
-from .heads import logits_of, outputs
-from .losses import at_least_float32
 from .optimizers import copied_optimizer
-from .precision import resolve_precision
-from .random import RandomState
-from .transforms import Observer
 from .twin import Mode, Twin
-from .undo import Operations, Restore, run
 
 Parameter = tuple[Tensor, dict[str, Any]]  # a parameter and its optimizer group
 Tensors = Mapping[str, Tensor]

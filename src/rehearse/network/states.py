@@ -9,13 +9,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from .batch import Kind, tree_leaves
-from .errors import CheckpointError
-from .forms import anything, check, count, optional
-from .heads import fit
+from ..batch import Kind, tree_leaves
+from ..checks import anything, check, count, optional
+from ..errors import CheckpointError
+from ..heads import fit
+from ..random import borrowed
 from .network import Network
 from .optimizers import copied_optimizer
-from .random import borrowed
 
 PROGRESS = (optional(count), lambda kind: {*tree_leaves(kind)} <= {None, *get_args(Kind)}, count, count)
 """The form of `Progress`."""

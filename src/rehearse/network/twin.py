@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .undo import run
+from ..undo import run
 
 Mode = Literal["scoring", "evaluation", "training"]
 Held = dict[str, Any]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .batch import Tree
-from .network import NamedGradient, Network, finite
-from .undo import Operations, run
+from ...batch import Tree
+from ...network import NamedGradient, Network, finite
+from ...undo import Operations, run
 
 
 class Descended(NamedTuple):
