@@ -28,8 +28,11 @@ class Diagnosis:
 
     Args:
         incoming_loss: The mean loss of the batch.
-        slots, y, task: Where the samples are stored, their targets and tasks.
-        before, after: Their losses now, and after a step on the batch.
+        slots: Where the samples are stored.
+        y: Their targets.
+        task: Their tasks.
+        before: Their losses now.
+        after: Their losses after a step on the batch.
         interference: MI-1 of the paper, ℓ(f_θᵛ(x), y) − ℓ(f_θ(x), y): positive where the step would do harm.
     """
 

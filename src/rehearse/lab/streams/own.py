@@ -106,7 +106,11 @@ def from_iterable(
         source: the iterable, or a function that makes it, if it can be walked only once (a generator) and is to be
             walked again.
         evaluation: by name, one (x, y) or Batch, or a list of them, one per task.
-        n_tasks, n_classes, length, batch_size, input_shape: facts about the stream, as far as they are known.
+        n_tasks: how many tasks it has; like the next four, left out if it is not known.
+        n_classes: how many classes it has.
+        length: how many batches it has; the stream ends there.
+        batch_size: samples in a batch.
+        input_shape: shape of one sample.
         scaling: see `from_arrays`.
         name: what tables call the stream.
     """
