@@ -327,3 +327,10 @@ class Padding:
                 )
             found.append(whole)
         return tuple(found)
+
+
+def checked_padding(pad: Any) -> Padding:
+    """Return a padding, or raise an error if it is none."""
+    if not isinstance(pad, Padding):
+        raise InvalidType(f"pad is {pad!r:.80}; it must be a Padding(length), or None")
+    return pad

@@ -354,11 +354,12 @@ def test_a_head_beyond_all_heads_is_refused(classes: int) -> None:
         build("dark").grow(classes)
 
 
-@pytest.mark.parametrize("batchnorm", [{}, [], None, 3, "other"])
-def test_an_unknown_policy_of_batchnorm_is_refused(batchnorm: Any) -> None:
+@pytest.mark.parametrize("value", [{}, [], 3, "other", Replay])
+@pytest.mark.parametrize("name", ["batchnorm", "pad", "augment"])
+def test_an_argument_of_another_kind_is_refused(name: str, value: Any) -> None:
     model = plain()
-    with pytest.raises(RehearseError, match="batchnorm"):
-        Replay(model, sgd(model), ReservoirMemory(3), batchnorm=batchnorm)
+    with pytest.raises(RehearseError, match=name if name != "augment" else "transform"):
+        Replay(model, sgd(model), ReservoirMemory(3), **{name: value})
 
 
 def test_one_sample_without_a_batch_dimension_has_no_classes() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rehearse import ClassBalancedMemory, Finetune, MostInterfered, Replay, ReservoirMemory
+from rehearse import ClassBalancedMemory, Finetune, Learner, MostInterfered, Replay, ReservoirMemory
 from rehearse.batchnorm import versions
 from rehearse.errors import InvalidInput, InvalidType
+from rehearse.learners import ICaRL
 from rehearse.learners.gdumb import GDumb
+from rehearse.memory import ExemplarMemory
 
 
 def samples(n: int = 6) -> tuple[Tensor, Tensor]:
@@ -86,20 +89,27 @@ def test_no_memory_left_is_not_the_fault_of_the_batch(steps: int) -> None:
         learner.observe(*samples(5))
 
 
-def test_what_is_kept_does_not_depend_on_the_callers_contexts() -> None:
+KEPT: dict[str, Callable[..., Learner]] = {
+    "statistics": lambda *parts: Replay(*parts, ReservoirMemory(20), batchnorm="recalibrated"),
+    "means": lambda *parts: ICaRL(*parts, ExemplarMemory(20)),
+    "trained weights": lambda *parts: GDumb(*parts, ClassBalancedMemory(20), epochs=2),
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_what_is_kept_for_predictions_does_not_depend_on_the_callers_contexts(what: str) -> None:
     learners = []
     for _ in range(2):
         own = model()
-        optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
-        learners.append(Replay(own, optimizer, ReservoirMemory(20), batchnorm="recalibrated"))
+        learners.append(KEPT[what](own, torch.optim.SGD(own.parameters(), lr=0.1)))
     x, y = samples(9)
     one, other = learners
-    other.observe(x, y)
+    other.observe(x, y, 0)
     with torch.inference_mode():
-        one.observe(x, y)
+        one.observe(x, y, 0)
         one.predict(x)
-    one.observe(x, y)
-    other.observe(x, y)
+    one.observe(x, y, 0)
+    other.observe(x, y, 0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         one.predict(x)
     assert torch.equal(one.logits(x), other.logits(x))

@@ -6,6 +6,7 @@ import copy
 import itertools
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from small_learners import SETTINGS, batch, build
 from torch import nn
 
 import rehearse
-from rehearse import Learner, MostInterfered, Replay, RingMemory
+from conftest import METHODS, make, tiny_stream, trained
+from rehearse import Batch, Learner, MostInterfered, Replay, RingMemory
+from rehearse.errors import RehearseError
 from sameness import assert_same, differences
 
 LEARNERS = [
@@ -231,26 +234,72 @@ def test_checkpoints_saved_while_another_thread_learns_are_consistent(tmp_path: 
     assert len(steps) > 1
 
 
-CALLS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "confirm": ("replay mi2, mapped memory, batch 4", lambda learner: learner.confirm({"memory": {"file": None}})),
-    "the generator's optimizer": (
-        "GenerativeReplay mir sgd 1",
-        lambda learner: setattr(learner, "generator_optimizer", learner.generator_optimizer),
-    ),
-    "diagnostics of a search": ("GenerativeReplay mir sgd 1", lambda learner: learner.diagnostics()),
-    "diagnostics of exemplars": ("ICaRL task sgd 1 norm 4", lambda learner: learner.diagnostics()),
-}
+class Watched:
+    """A lock that notes which threads want it."""
+
+    def __init__(self) -> None:
+        self.lock, self.wanted = threading.RLock(), set[int | None]()
+
+    def __enter__(self) -> None:
+        self.wanted.add(threading.get_ident())
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_call_waits_for_the_lock(name: str, tmp_path: Path) -> None:
-    setting, call = CALLS[name]
-    learner = SETTINGS[setting](tmp_path).learner
-    with learner.lock:
-        thread = Thread(lambda: call(learner))
-        threading.Thread.join(thread, 0.2)
-        assert thread.is_alive()
-    thread.join()
+def calls(learner: Learner) -> dict[str, Callable[[], object]]:
+    """Return all public calls of a learner that read or change it."""
+    (x, y, task), state = tiny_stream()[12], learner.state_dict()
+    made: dict[str, Callable[[], object]] = {
+        "observe": lambda: learner.observe(x, y, task),
+        "predict": lambda: learner.predict(x),
+        "predict_proba": lambda: learner.predict_proba(x),
+        "logits": lambda: learner.logits(x),
+        "predictor": learner.predictor,
+        "diagnose": lambda: learner.diagnose(x, y, task),
+        "diagnostics": learner.diagnostics,
+        "forget": lambda: learner.forget(predicate=lambda held: held.y >= 0),
+        "remember": lambda: learner.remember([(x, y, task)]),
+        "grow": lambda: learner.grow(9),
+        "begin_task": lambda: learner.begin_task(Batch(x, y, 7), 7),
+        "end_task": learner.end_task,
+        "to": lambda: learner.to("cpu"),
+        "state_dict": learner.state_dict,
+        "load_state_dict": lambda: learner.load_state_dict(state),
+        "confirm": lambda: learner.confirm(state),
+        "optimizer": lambda: setattr(learner, "optimizer", learner.optimizer),
+        "generator_optimizer": lambda: setattr(learner, "generator_optimizer", learner.generator_optimizer),
+    }
+    own = {name for kind in type(learner).__mro__[: type(learner).__mro__.index(Learner)] for name in vars(kind)}
+    kept = vars(Learner).keys() - {"begin_task", "end_task", "diagnostics"} | own  # those three do nothing by default
+    return {name: call for name, call in made.items() if name in kept}
+
+
+@pytest.mark.parametrize("name", {type(make(name)): name for name in METHODS}.values())
+def test_every_call_waits_for_the_lock_or_is_refused(name: str) -> None:
+    learner, refused = trained(name), list[str]()
+    learner.lock = lock = Watched()  # type: ignore[assignment]
+
+    def refusable(call: Callable[[], object]) -> Callable[[], None]:
+        def work() -> None:
+            try:
+                call()
+            except RehearseError as problem:
+                refused.append(str(problem))
+
+        return work
+
+    with lock:
+        before, threads = learner.state_dict(), dict[str, Thread]()
+        for call, made in calls(learner).items():
+            number, threads[call] = len(refused), Thread(refusable(made))
+            while threads[call].is_alive() and threads[call].ident not in lock.wanted:
+                time.sleep(1e-3)
+            assert threads[call].ident in lock.wanted or len(refused) > number, call
+        assert_same(learner.state_dict(), before)
+    for thread in threads.values():
+        thread.join()
 
 
 def test_a_copy_has_a_lock_of_its_own() -> None:

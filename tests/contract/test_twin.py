@@ -137,7 +137,8 @@ def test_functions_that_hold_no_module_are_copied() -> None:
     assert twin.in_mode("evaluation") is not model
 
 
-def test_an_exception_while_such_a_model_scores_leaves_its_tensors() -> None:
+@pytest.mark.parametrize("call", ["observe", "diagnose", "predict"])
+def test_an_exception_while_such_a_model_is_called_leaves_its_tensors(call: str) -> None:
     line, interrupted = 1, True
     while interrupted:
         model = Uncopyable()
@@ -145,9 +146,9 @@ def test_an_exception_while_such_a_model_scores_leaves_its_tensors() -> None:
         for batch in batches[:2]:
             own.observe(*batch)
         before = [*map(id, (*model.parameters(), *model.buffers()))], [module.training for module in model.modules()]
-        interruption = Interruption(line)
-        interrupted = interruption(lambda: own.observe(*batches[2]))  # noqa: B023
+        interruption, arguments = Interruption(line), batches[2][: 1 if call == "predict" else 2]
+        interrupted = interruption(lambda: getattr(own, call)(*arguments))  # noqa: B023
         after = [*map(id, (*model.parameters(), *model.buffers()))], [module.training for module in model.modules()]
         assert before == after, interruption.where
-        line += 5
-    assert line > 500
+        line += 1 if call == "predict" else 5
+    assert line > 100

@@ -82,6 +82,16 @@ def test_what_would_be_larger_in_memory_than_on_the_disk_is_refused(name: str, t
     assert_same(one.state_dict(), before)
 
 
+@pytest.mark.parametrize("setting", ["maximize", "differentiable", "foreach"])
+def test_settings_of_an_optimizer_that_are_neither_true_nor_false_are_refused(setting: str, tmp_path: Path) -> None:
+    one = learner()
+    state = one.state_dict()
+    state["network"]["optimizer"]["param_groups"][0][setting] = torch.ones(3, 2)
+    (tmp_path / "file").write_bytes(packed(state))
+    with pytest.raises(CheckpointError, match="groups"):
+        rehearse.load(tmp_path / "file", into=one)
+
+
 def test_an_expanded_tensor_of_ones_own_is_saved_whole(tmp_path: Path) -> None:
     rehearse.checkpoint.write_state(tmp_path / "file", {"mask": torch.ones(1).expand(50)})
     assert torch.equal(read_state(tmp_path / "file")["mask"], torch.ones(50))

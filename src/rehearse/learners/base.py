@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import repeat
+from operator import call
 from typing import Any, ClassVar, Self
 
 import torch
@@ -27,7 +28,7 @@ from ..memory import Memory
 from ..memory.columns import checked_samples, columns_to_store
 from ..memory.ids import ID
 from ..network import Network
-from ..network.states import PROGRESS, load_network_state, move_network, network_state
+from ..network.states import PROGRESS, load_network_state, move_network, network_state, untouched
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..transforms import Augmentation
@@ -334,14 +335,15 @@ class Learner(Described, ABC):
 
     @contextlib.contextmanager
     def _read_only(self) -> Iterator[None]:
-        """Hold the lock, and leave the counts of passed samples and torch's grad mode as they are."""
+        """Hold the lock, and leave the counts of passed samples, torch's grad mode and the models as they are."""
         with self.lock:
             networks, grad = self._networks(), torch.is_grad_enabled()
-            counts = [network.samples_passed for network in networks]
+            counts, models = [network.samples_passed for network in networks], [*map(untouched, networks)]
 
             def restore() -> None:
                 torch.set_grad_enabled(grad)
                 run(map(setattr, networks, repeat("samples_passed"), counts))
+                run(map(call, models))
 
             # Copies and statistics outlive the caller's inference mode; leaving it costs time only where it is on.
             kept = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()

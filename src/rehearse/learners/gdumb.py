@@ -144,7 +144,8 @@ class GDumb(Learner):
         """Return what training on the memory as it is gives, as far as it is not the model."""
         if self._trained[0] != self.memory.changes:
             private = copy.deepcopy(self.network)
-            with all_or_nothing(private):
+            # It outlives the caller's autocast.
+            with torch.autocast(self.device.type, enabled=False), all_or_nothing(private):
                 self._train(private)
             self._trained = self.memory.changes, private.frozen()
         return {name: tensor.to(self.device) for name, tensor in self._trained[1].items()}

@@ -80,7 +80,9 @@ class NearestMean:
         now = [device, *versions(self.network.model, self.memory)]
         if self._cached is None or self._cached[0] != now:
             parts = [self.memory.get(some) for some in in_parts(slots, AT_ONCE)]
-            features, y = torch.cat([self.features(part.x) for part in parts]), torch.cat([part.y for part in parts])
+            with torch.autocast(device.type, enabled=False):  # they outlive the caller's
+                features = torch.cat([self.features(part.x) for part in parts])
+            y = torch.cat([part.y for part in parts])
             self._cached = now, class_means(features, y.long().to(device))
         return self._cached[1]
 

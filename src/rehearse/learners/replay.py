@@ -21,7 +21,7 @@ from ..memory.columns import checked_samples, columns_to_store
 from ..network import Network
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
-from ..transforms import Augmentation, Padding, Transform
+from ..transforms import Augmentation, Padding, Transform, checked_padding
 from ..undo import Operations, Undoable, all_or_nothing, assign, run
 from .base import Learner
 from .nearest_mean import NearestMean
@@ -114,7 +114,7 @@ class Replay(Learner):
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
         self.exclude_current_task = exclude_current_task
-        self._filled: Callable[[Batch], Batch] = unchanged if pad is None else pad.fill
+        self._filled: Callable[[Batch], Batch] = unchanged if pad is None else checked_padding(pad).fill
         if pad is not None and not hasattr(self.loss, "columns"):  # what a loss stores is as long as the stored samples
             self.plain.cut = pad.cut
         self.augment = None if augment is None else Augmentation(augment, seed)

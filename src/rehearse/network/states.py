@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from itertools import repeat
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..batch import Kind, tree_leaves
-from ..checks import anything, check, count, optional
+from ..checks import anything, check, count, each, optional
 from ..errors import CheckpointError
 from ..heads import fit
 from ..random import borrowed
+from ..undo import Restore, run
 from .network import Network
 from .optimizers import copied_optimizer
 
@@ -89,9 +91,15 @@ def _any_extra_state(model_state: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if isinstance(value, Tensor) else anything for name, value in model_state.items()}
 
 
+def _of_numbers(group: Any) -> bool:
+    """Accept a group whose tensors are single numbers: of others nobody can ask whether they are true."""
+    return type(group) is dict and all(not isinstance(v, Tensor) or v.numel() == 1 for v in group.values())
+
+
 def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
     """Check that the optimizer can continue from a state: a copy of it takes two steps along gradients of zero."""
     check(state["state"], dict.fromkeys(state["state"], dict), "the optimizer's state")
+    check(state["param_groups"], each(_of_numbers), "the optimizer's groups")
     shadow = copied_optimizer(optimizer, {})
     shadow.load_state_dict(copy.deepcopy(state))
     for group in shadow.param_groups:
@@ -99,3 +107,16 @@ def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
             parameter.grad = torch.zeros_like(parameter)
     for _ in range(2):  # momentum is multiplied from the second on
         type(shadow).step(shadow)  # the class's own: a scheduler replaces the one of the object
+
+
+def untouched(network: Network) -> Restore:
+    """Return a function that gives a model which a look calls itself its own tensors and modes back."""
+    modules = [] if network.twin.module is not network.model else list(network.model.modules())
+    held = [own for module in modules for own in (module._parameters, module._buffers)]
+    own, modes = [dict(one) for one in held], [module.training for module in modules]
+
+    def restore() -> None:
+        run(map(dict.update, held, own))
+        run(map(setattr, modules, repeat("training"), modes))
+
+    return restore
