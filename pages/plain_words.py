@@ -6,7 +6,6 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from rehearse.lab.paper.controls import SMALLER
 from rehearse.lab.paper.outcome import MOMENTS, Line, Outcome, values_of
 from rehearse.lab.paper.targets import PARTS
 from rehearse.lab.report.reproduction import markdown_table, number, settling
@@ -19,6 +18,7 @@ from .comparisons import Comparison, Verdict, common_costs, difference_of, once,
 SHOWN = ("accuracy", "forgetting")
 RUN: tuple[Verdict, ...] = ("ahead", "behind", "open")  # the verdicts on what was run
 ABOUT = 1.05  # times the cost is the same cost
+SMALLER = (20, 50)  # stored samples per class, beside the 100 that all else is measured with
 STREAM_TITLES = {"split-mnist": "Split MNIST", "permuted-mnist": "Permuted MNIST", "split-cifar10": "Split CIFAR-10"}
 
 

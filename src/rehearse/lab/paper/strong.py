@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from ..methods import METHODS, resolve
 from ..spec import stream_settings
-from ..within import TIMED
-from .controls import CIFAR10, PERMUTED, SPLIT
 from .missing import Stage
 from .target import Entry, Target
 
@@ -20,7 +18,7 @@ STREAMS: Final[dict[str, Any]] = tomllib.loads(files("rehearse.lab.paper").joinp
 STAGES = tuple(Stage(**stage) for stage in STREAMS.pop("stages"))
 """The queue of `rehearse reproduce strong`: what decides first."""
 target = partial(Target, one_precision=True)
-PAIRS = (("er-plus", "er"), ("er-mir", "er"), ("er-plus-mir", "er-plus"))
+CIFAR10, SPLIT, PERMUTED = "split-cifar10", "split-mnist", "permuted-mnist"
 
 # ------------------------------------------------------------------------------------------- 1. which part buys what
 
@@ -67,22 +65,6 @@ def which_part(name: str, streams: tuple[str, ...], seeds: int) -> Target:
     pairs = [("er-plus", row) if row.startswith("er-plus") else (row, "ER") for row in others]
     note = "Each part is left out of er-plus in turn, and added to plain ER alone."
     return target(name, title, entries, seeds, pairs=(("er-plus", "ER"), *pairs), note=note)
-
-
-def by_memory() -> Target:
-    methods = ("er", "er-mir", "er-plus", "er-plus-mir", "scr", "gdumb")
-    entries = tuple(Entry(m, f"M={size}", m, CIFAR10, {"memory": size}) for size in (20, 50, 100) for m in methods)
-    pairs = (*PAIRS, ("er-plus", "er-mir"), ("er-plus", "scr"), ("er-plus", "gdumb"))
-    return target("strong-memory", "Split CIFAR-10 by stored samples per class M", entries, 5, pairs=pairs)
-
-
-def over_time() -> Target:
-    entries = tuple(
-        Entry(m, "Split MNIST", m, SPLIT, {"every": 10}) for m in ("er", "er-mir", "er-plus", "er-plus-mir")
-    )
-    title = "Split MNIST over time: average, worst case, and the drop after a change of task"
-    note = "Evaluated after every 10 batches; the formulas are in `rehearse.metrics`."
-    return target("strong-time", title, entries, 20, ("accuracy", *TIMED), PAIRS, note)
 
 
 # ------------------------------------------------------------------------------- 2. what interfered retrieval adds
@@ -154,15 +136,14 @@ def waiting(stream: str, seeds: int) -> Target:
     return target(f"strong-waiting-{stream}", title, tuple(entries), seeds, pairs=(("er-mir", "er"), *pairs), note=note)
 
 
-# ----------------------------------------------------------------------------------------------------------- by name
+# ------------------------------------------------------------------------------------------------------- all of them
 
 
-def parts() -> dict[str, list[Target]]:
-    """The parts of ``strong`` by the names under which they can be asked for: one for each question."""
-    parts = [which_part("strong-parts-cifar10", (CIFAR10,), 5), which_part("strong-parts-mnist", (SPLIT, PERMUTED), 20)]
-    return {
-        "strong-parts": [*parts, by_memory(), over_time()],
-        "strong-retrieval": [retrieval(CIFAR10, 15, 5), retrieval(SPLIT, 20)],
-        "strong-frontier": [frontier(CIFAR10, 3), frontier(SPLIT, 5), frontier(PERMUTED, 5)],
-        "strong-waiting": [waiting(CIFAR10, 5), waiting(SPLIT, 20)],
-    }
+def targets() -> list[Target]:
+    """The targets that follow from the settings of methods and streams, and from measured costs."""
+    return [
+        which_part("strong-parts-cifar10", (CIFAR10,), 5), which_part("strong-parts-mnist", (SPLIT, PERMUTED), 20),
+        retrieval(CIFAR10, 15, 5), retrieval(SPLIT, 20),
+        frontier(CIFAR10, 3), frontier(SPLIT, 5), frontier(PERMUTED, 5),
+        waiting(CIFAR10, 5), waiting(SPLIT, 20),
+    ]  # fmt: skip
