@@ -197,6 +197,21 @@ def test_code_in_a_file_with_a_right_checksum_is_not_run(
     assert not (tmp_path / "trap").exists()
 
 
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.BCEWithLogitsLoss(), None])
+def test_what_learns_classes_values_or_labels_loads_no_other(tmp_path: Path, loss: Any) -> None:
+    def learner_of(loss: Any) -> Finetune:
+        model = nn.Linear(4, 3)
+        return Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1), loss=loss)
+
+    rehearse.save(learner_of(loss), tmp_path / "saved")
+    for other in (nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.CrossEntropyLoss()):
+        if type(other) is type(loss or nn.CrossEntropyLoss()):
+            rehearse.load(tmp_path / "saved", into=learner_of(other))
+            continue
+        with pytest.raises(CheckpointError, match="the state is of a learner of"):
+            rehearse.load(tmp_path / "saved", into=learner_of(other))
+
+
 def test_a_state_that_is_no_learner(tmp_path: Path) -> None:
     write_state(tmp_path / "file", STATE)
     refused(tmp_path / "file", "no saved learner")

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rehearse import Finetune, Monitor, MostInterfered, Replay, ReservoirMemory, Step, load, save
+from rehearse import Finetune, Monitor, MostInterfered, Padding, Replay, ReservoirMemory, Step, load, save
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from rehearse.losses import as_loss
 from sameness import assert_same, frozen
 
 ALL = 1 - 1e-12  # a share by which every sample is withheld
@@ -411,6 +412,64 @@ def test_targets_that_are_real_numbers_need_a_judge():
     y[:4] += 2
     watched.observe(x, y)
     assert watched.report()["accuracy"] == 0.6
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind, self.size = nn.Linear(5, 3), nn.Linear(5, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"kind": self.kind(x), "size": self.size(x)}
+
+
+def of_heads(outputs: dict[str, Tensor], y: dict[str, Tensor]) -> Tensor:
+    kind = nn.functional.cross_entropy(outputs["kind"], y["kind"], reduction="none")
+    return kind + (outputs["size"] - y["size"]).square().mean(1)
+
+
+def test_models_with_several_heads_are_judged_by_all_that_are_classes_or_by_a_judge():
+    model = Heads()
+    one = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.0), loss=of_heads)
+    x, kinds, _ = batch(0)
+    y = {"size": x[:, :1], "kind": kinds}
+    with pytest.raises(InvalidInput, match="real numbers"):
+        Monitor(one).observe(x, y)
+    with pytest.raises(InvalidInput, match="differ in structure"):
+        Monitor(one).observe(x, kinds)
+    judged = Monitor(one, share=ALL, correct=lambda predicted, y: predicted["kind"] == y["kind"])
+    judged.observe(x, y)
+    judged.look()
+    right = model.kind(x).argmax(1) == kinds
+    assert judged.report()["correct"] == right.sum()
+    groups = judged.report()["groups"]["class['kind']"]
+    assert {group: found["samples"] for group, found in groups.items()} == {k: (kinds == k).sum() for k in groups}
+
+
+def test_one_output_and_plain_numbers_are_compared_sample_by_sample():
+    model = nn.Linear(5, 1)
+    one = Finetune(model, torch.optim.SGD(model.parameters(), lr=0.0), loss=nn.BCEWithLogitsLoss())
+    x, y, _ = batch(0)
+    monitor = Monitor(one, share=0.0)
+    monitor.observe(x, y.clamp(max=1).float())
+    assert monitor.report()["correct"] == ((model(x)[:, 0] > 0) == y.clamp(max=1)).sum()
+
+
+def test_sequences_of_any_length_are_held_out_and_ignored_targets_do_not_count():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9))
+    loss = as_loss(nn.CrossEntropyLoss(), dim=-1)
+    learner = Replay(
+        model, torch.optim.Adam(model.parameters(), 0.1), ReservoirMemory(20), loss=loss, pad=Padding(7, y=-100)
+    )
+    monitor = Monitor(learner, share=0.3, every=10)
+    for number in range(60):
+        x = [torch.randint(9, (length,)) for length in (1 + number % 7, 3, 2)]
+        monitor.observe(x, [one.where(one > 3, -100) for one in x])
+    monitor.look()
+    report = monitor.report()
+    assert report["heldout_samples"] > 20
+    assert report["heldout_accuracy"] == 1.0 > report["accuracy"] > 0.5
 
 
 @pytest.mark.parametrize("wrong", [{"share": 1.0}, {"share": -0.1}, {"every": 0}, {"capacity": 0}, {"by": "site"}])

@@ -20,6 +20,7 @@ from .errors import InvalidInput, InvalidType
 Kind = Literal["classes", "tokens", "labels", "values"]
 WEIGHT: Final = "weight"
 """The column of sample weights."""
+RAGGED: Final = " (a list of sequences of different length needs a Replay with pad=Padding(...))"
 TINY: Final = torch.finfo(torch.float32).tiny
 PART_SAMPLES: Final = 1000  # passed at once in prediction, where samples are small
 PART_NUMBERS: Final = 800_000  # in them: the activations of more leave the caches, at 1.4 times the cost
@@ -29,7 +30,7 @@ DTYPES: Final = INTEGERS | {torch.bool, torch.float16, torch.bfloat16, torch.flo
 Tree: TypeAlias = Any  # Tensor | tuple[Tree, ...] | dict[str, Tree]; mypy has no recursive alias for it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """Samples that travel together.
 
@@ -52,6 +53,11 @@ class Batch:
         y = self.y if isinstance(self.y, Tensor) else tree_leaves(self.y)[0]
         samples: int = y.shape[0]  # len() of a tensor takes four times as long
         return samples
+
+    def __repr__(self) -> str:
+        """Name shapes; the numbers would flood a terminal."""
+        shapes = tree_map(lambda leaf: tuple(leaf.shape), (self.x, self.y))
+        return f"Batch(x of shape {shapes[0]}, y of shape {shapes[1]}{''.join(f', {name}' for name in self.columns)})"
 
     def take(self, samples: Tensor) -> Batch:
         """Return the ``samples`` at these positions, in this order, with everything that belongs to them."""
@@ -248,7 +254,7 @@ def checked_inputs(x: Tree, name: str = "x") -> Tree:
     x = _checked_inputs(x, name)
     lengths = {leaf.shape[0] for leaf in tree_leaves(x)}
     if len(lengths) != 1:
-        raise InvalidInput(f"the parts of {name} have different numbers of samples: {sorted(lengths)}")
+        raise InvalidInput(f"the parts of {name} have different numbers of samples: {sorted(lengths)}{RAGGED}")
     return x
 
 
@@ -323,7 +329,7 @@ def _from_array(values: Any, name: str) -> Tensor:
             plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
             return torch.from_numpy(array if plain else array.copy())
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise InvalidType(f"{name} cannot be made into a tensor: {problem}") from problem
+        raise InvalidType(f"{name} cannot be made into a tensor: {problem}{RAGGED}") from problem
     raise InvalidType(f"{name} holds text or other objects; give numbers (class labels are integers from 0 on)")
 
 

@@ -22,7 +22,7 @@ Diagnosing = tuple[Plain, Passed, VirtualStep, Layers]
 """The engine for stored samples, which leaves no statistics; the virtual pass; which step, and of which layers."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """Stored samples by interference, highest first: the loss of each now, after a step on the batch, the difference.
 
@@ -47,6 +47,11 @@ class Diagnosis:
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.slots)
+
+    def __repr__(self) -> str:
+        """Name counts and the highest interference."""
+        harmed = f"{int((self.interference > 0).sum())} harmed, by up to {self.interference[:1].sum():.4g}"
+        return f"Diagnosis(loss {self.incoming_loss:.4g}, {len(self)} stored samples, {harmed})"
 
     def by(self, name: Literal["class", "task"]) -> dict[int, tuple[int, float]]:
         """Return the number of samples and their mean interference, for each class or task.

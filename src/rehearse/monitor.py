@@ -16,12 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .batch import Batch, Step, Tree, as_tensor, checked_batch, kind_of, pick
+from .batch import Batch, Step, Tree, as_tensor, kind_of, pick, tree_leaves, tree_map, tree_named
 from .checks import check, check_not_negative, check_positive, count, needs_two_samples, numbers, optional
 from .described import Described
 from .errors import InvalidInput, InvalidType
 from .learners import Learner
 from .memory import ReservoirMemory
+from .memory.columns import checked_samples
 from .memory.ids import ID, no_ids, one_id_per_sample
 from .random import numpy_generator
 from .serving import decided
@@ -30,7 +31,7 @@ from .undo import all_or_nothing, assign
 LOG: Final = logging.getLogger("rehearse.monitor")
 RECENT: Final = 1000  # predictions and steps that recent accuracy and times are of
 UNSEEN: Final[dict[str, Any]] = {"heldout_accuracy": None, "forgetting": None, "p_value": None, "groups": {}}
-Correct = Callable[[Tensor, Tensor], Tensor]
+Correct = Callable[[Tree, Tree], Tensor]
 Array = NDArray[np.float64]
 
 
@@ -66,7 +67,7 @@ class Monitor(Described):
 
     def __init__(
         self, learner: Learner, *, share: float = 0.1, capacity: int = 500, every: int = 200, by: Collection[str] = (),
-        correct: Correct = torch.eq, false_alarms: float = 0.01, drop: float = 0.05, detector: Any = None,
+        correct: Correct | None = None, false_alarms: float = 0.01, drop: float = 0.05, detector: Any = None,
         notify: Callable[[str, Monitor], object] | None = None, writer: Any = None, seed: int = 0,
     ) -> None:  # fmt: skip
         """Watch a learner; from now on call the monitor's `observe` and `forget` instead of the learner's.
@@ -79,7 +80,7 @@ class Monitor(Described):
                 more than one prediction per sample.
             by: Names of columns (of integers) by which accuracy is reported, beside class and task.
             correct: Gets predictions and targets, returns booleans, all of which must hold for a sample; by default
-                whether they are equal. Needed for targets that are real numbers.
+                whether they are equal, in all heads and wherever the loss ignores nothing. Needed for real numbers.
             false_alarms: The probability of a false alarm over the whole stream, if held-out samples are independent.
             drop: The smallest fall of the accuracy that raises the alarm.
             detector: Gets each prediction's error, 1 or 0: a drift detector of river, or a function that returns
@@ -120,18 +121,18 @@ class Monitor(Described):
         if missing := [name for name in self.by if name not in columns]:
             raise InvalidInput(f"accuracy is reported by {missing[0]!r}: observe(x, y, {missing[0]}=...)")
         own = {name: as_tensor(columns.pop(name), name).cpu() for name in self.by}
-        batch = checked_batch(x, y, task)
+        batch = checked_samples(x, y, task, {}, self.learner.collated)
         names = no_ids(len(batch)) if id is None else one_id_per_sample(id, len(batch))
         batch = replace(batch, columns={ID: names, **own})
         learn: Callable[..., Step] = self.learner.observe
         with self.learner.lock:
-            self.held.check(batch)
+            self.held.check(filled := self.learner.filled(batch))
             start, last = time.perf_counter(), self.tally
             if last.samples - last.looked >= max(self.every, len(self.held)):
                 self.look()
             correct = self._correct(batch)
             with all_or_nothing(self.held) as commit:
-                kept = self._withhold(batch)
+                kept = self._withhold(filled)
                 some, ids = batch.take(kept), None if id is None else batch.columns[ID][kept]
                 columns = {name: pick(as_tensor(values, name), kept) for name, values in columns.items()}
                 learning = time.perf_counter()
@@ -159,11 +160,20 @@ class Monitor(Described):
         return torch.from_numpy(np.flatnonzero(~held))
 
     def _correct(self, batch: Batch) -> Tensor:
-        kind = self.learner.progress.kind or kind_of(batch.y)
-        if self.correct is torch.eq and kind != "labels" and batch.y.is_floating_point():
-            raise InvalidInput("these targets are real numbers; say when a prediction is right: Monitor(correct=...)")
-        predicted = decided(self.learner.logits(batch.x), kind)
-        return self.correct(predicted, batch.y.to(predicted.device)).reshape(len(batch), -1).all(1).cpu()
+        logits, y = self.learner.logits(batch.x), batch.to(self.learner.device).y
+        predicted = decided(logits, kind_of(y, logits, self.learner.progress.kind))
+        heads = [self.correct(predicted, y)] if self.correct is not None else self._equal(predicted, y)
+        return torch.cat([head.reshape(len(batch), -1) for head in heads], 1).all(1).cpu()
+
+    def _equal(self, predicted: Tree, y: Tree) -> list[Tensor]:
+        one_each = tree_named(predicted).keys() == tree_named(y).keys()
+        if not one_each or any(head.is_floating_point() for head in tree_leaves(predicted)):
+            what = "these targets are real numbers, or differ in structure from the predictions"
+            raise InvalidInput(f"{what}; say when a prediction is right: Monitor(correct=...)")
+        ignored = getattr(self.learner.loss, "ignored", None)
+        return tree_leaves(
+            tree_map(lambda p, t: (p == t.reshape(p.shape)) | (t.reshape(p.shape) == ignored), predicted, y)
+        )
 
     def _detect(self, errors: list[int]) -> None:
         for error in errors:
@@ -205,7 +215,7 @@ class Monitor(Described):
     def _look(self, number: int) -> tuple[dict[str, Any], bool]:
         """Return accuracy and forgetting of the held-out samples, over all and by group, and whether to raise alarm."""
         held, slots = self.held, self.held.slots()
-        samples = held.get(slots)
+        (samples,) = self.learner.plain.cut(held.get(slots))
         correct, looks = self._correct(samples), held.fact("looks", slots, 0.0) + 1
         held.note("looks", slots, looks)
         now, falls = correct.double().numpy(), list[Array]()
@@ -215,7 +225,8 @@ class Monitor(Described):
             falls.append(np.where(looks > age, then.double().numpy() - now, np.nan))  # 1 lost, −1 gained, NaN too young
         looked = number * (number + 1) * len(falls)
         tests = [(fall, min(1.0, looked * chance)) for fall, chance in map(_sign_test, falls)]
-        groups = {"class": samples.y, "task": torch.as_tensor(samples.task)} | {n: samples.columns[n] for n in self.by}
+        groups = {f"class{head}": y for head, y in tree_named(samples.y).items()}
+        groups |= {"task": torch.as_tensor(samples.task)} | {name: samples.columns[name] for name in self.by}
         found = {
             name: {value: _accuracy(now, falls, (values == value).numpy()) for value in torch.unique(values).tolist()}
             for name, values in groups.items()

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from .batch import Kind, Tree, checked_inputs, tree_concatenate, tree_leaves, tree_map, tree_parts
+from .batch import Kind, Tree, checked_inputs, given, tree_concatenate, tree_leaves, tree_map, tree_parts
 from .errors import InvalidInput
 from .network import Network, Tensors
 from .network.accelerate import kernels
@@ -29,6 +29,7 @@ class Predictor:
 
     _served: nn.Module
     _kind: Tree | None
+    _collated: Callable[..., tuple[Tree, ...]] = given
 
     def predict(self, x: Tree) -> Tree:
         """Return the most likely class of each sample in ``x`` (values for regression, booleans for several labels)."""
@@ -41,7 +42,7 @@ class Predictor:
     @torch.no_grad()
     def logits(self, x: Tree) -> Tree:
         """Return the model's outputs for ``x``."""
-        return evaluated(self._served, x)
+        return evaluated(self._served, *self._collated(x))
 
     def module(self) -> nn.Module:
         """Return a new module in eval mode that does what `logits` does, for `torch.export.export` and the like.

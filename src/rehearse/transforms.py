@@ -11,7 +11,7 @@ own, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from .batch import Batch, Tree, tree_leaves, tree_map, tree_named
+from .batch import Batch, Tree, as_tensor, tree_leaves, tree_map, tree_named
 from .checks import check, check_fractions, check_positive, count
 from .described import Described, short
 from .errors import CheckpointError, InvalidInput, InvalidType
@@ -269,10 +270,9 @@ def _statistic(value: Any) -> bool:
 class Padding:
     """Store sequences padded to one length, and pass them no longer than the longest of each batch.
 
-    Batches come with sequences of one length each, any up to ``length``, in the dimension after the samples; inside a
-    batch you pad them yourself (`torch.nn.utils.rnn.pad_sequence`, or the tokenizer). The memory stores them padded to
-    ``length``. In every pass they are cut to the longest of their batch again; a loss that stores logits (DER) passes
-    them whole.
+    A batch of sequences is a list of them, of any lengths up to ``length``, or a tensor in which they are padded to
+    one. The memory stores them padded to ``length``. In every pass they are cut to the longest of their batch again; a
+    loss that stores logits (DER) passes them whole.
 
     Attributes:
         length: Of the longest sequence that may come.
@@ -290,9 +290,15 @@ class Padding:
         """Check the length."""
         check_positive(length=self.length)
 
+    def collated(self, *trees: Tree) -> tuple[Tree, ...]:
+        """Return inputs, or inputs and targets (``trees``), with every list of sequences as one padded tensor."""
+        trees = tuple(dict(tree) if isinstance(tree, Mapping) else tree for tree in trees)
+        together: tuple[Tree, ...] = tree_map(_together, trees, self._values(*trees))
+        return together
+
     def fill(self, batch: Batch) -> Batch:
         """Return a ``batch`` padded to the full length, with a column of the length that it had."""
-        values = self._values(batch)
+        values = self._values(batch.x, batch.y)
         pairs = zip(tree_leaves((batch.x, batch.y)), tree_leaves(values), strict=True)
         lengths = sorted({leaf.shape[1] if leaf.ndim > 1 else 0 for leaf, value in pairs if value is not None})
         if len(lengths) != 1 or not 0 < lengths[0] <= self.length:
@@ -313,13 +319,13 @@ class Padding:
         def short(leaf: Tensor, value: float | None) -> Tensor:
             return leaf if value is None else leaf[:, :longest]
 
-        pairs = [tree_map(short, (batch.x, batch.y), self._values(batch)) for batch in batches]
+        pairs = [tree_map(short, (batch.x, batch.y), self._values(batch.x, batch.y)) for batch in batches]
         return tuple(replace(batch, x=x, y=y) for batch, (x, y) in zip(batches, pairs, strict=True))
 
-    def _values(self, batch: Batch) -> Tree:
-        """Return what each leaf of inputs and targets is filled with."""
+    def _values(self, *trees: Tree) -> Tree:
+        """Return what each leaf of inputs, or of inputs and targets, is filled with."""
         found = []
-        for tree, values in ((batch.x, self.x), (batch.y, self.y)):
+        for tree, values in zip(trees, (self.x, self.y)):
             whole = values if isinstance(values, tuple | dict) else tree_map(lambda _, value=values: value, tree)
             if tree_named(whole).keys() != tree_named(tree).keys():
                 raise InvalidInput(
@@ -334,3 +340,12 @@ def checked_padding(pad: Any) -> Padding:
     if not isinstance(pad, Padding):
         raise InvalidType(f"pad is {pad!r:.80}; it must be a Padding(length), or None")
     return pad
+
+
+def _together(sequences: Any, value: float | None) -> Any:
+    if not isinstance(sequences, list) or value is None:
+        return sequences
+    try:
+        return pad_sequence([as_tensor(one, "a sequence") for one in sequences], True, value)
+    except (RuntimeError, IndexError) as problem:
+        raise InvalidInput(f"these sequences cannot be padded to one length: {problem}") from problem

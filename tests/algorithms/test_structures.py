@@ -179,6 +179,54 @@ def test_lengths_that_do_not_fit_are_refused_and_change_nothing():
     assert_same(one.state_dict(), before)
 
 
+def listed(tensor: Tensor, lengths: list[int], numbers: bool) -> list[Any]:
+    rows = [row[:length] for row, length in zip(tensor, lengths, strict=True)]
+    return [row.tolist() for row in rows] if numbers else rows
+
+
+@pytest.mark.parametrize("numbers", [False, True])
+def test_lists_of_sequences_are_padded_to_the_longest(numbers):
+    """All that takes samples takes them as lists too, with the result of the padded tensors."""
+    one, other = (tagging(loss=as_loss(nn.CrossEntropyLoss(), dim=-1), pad=PADDING) for _ in range(2))
+    for seed in range(3):
+        tokens, y, lengths = torch.randint(1, WORDS, (4, 6)), torch.randint(CLASSES, (4, 6)), [2, 6, 1, 4]
+        mask = torch.arange(6) < torch.tensor(lengths)[:, None]
+        x, y = {"tokens": tokens * mask, "mask": mask.long()}, y.masked_fill(~mask, -100)
+        as_lists = {name: listed(values, lengths, numbers) for name, values in x.items()}
+        ys = listed(y, lengths, numbers)
+        if seed:
+            assert one.observe(as_lists, ys).incoming_loss == other.observe(x, y).incoming_loss
+        else:
+            assert one.remember([(as_lists, ys), (as_lists, ys, 1)]) == other.remember([(x, y), (x, y, 1)]) == 8
+        assert_same(one.state_dict(), other.state_dict())
+        assert one.predict(as_lists).equal(other.predict(x))
+        assert one.predictor().predict(as_lists).equal(other.predict(x))
+        assert one.diagnose(as_lists, ys).interference.equal(other.diagnose(x, y).interference)
+
+
+def test_lists_that_cannot_be_padded_are_refused_and_change_nothing():
+    one = tagging(loss=as_loss(nn.CrossEntropyLoss(), dim=-1), pad=PADDING)
+    one.observe(*sentences(4))
+    before = one.state_dict()
+    rows = [[1, 2], [3]]
+    for x, y, words in (
+        ({"tokens": rows, "mask": [[1, 1], [[1]]]}, rows, "padded to one length"),
+        ({"tokens": rows, "mask": [1, 1]}, rows, "padded to one length"),
+        ({"tokens": rows}, rows, "another structure"),
+        ({"tokens": [], "mask": []}, [], "padded to one length"),
+        ({"tokens": rows, "mask": rows}, [[1] * 10, [1]], "must have one length"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            one.observe(x, y)
+    assert_same(one.state_dict(), before)
+
+
+@pytest.mark.parametrize("x", [[torch.ones(2), torch.ones(3)], [[1, 2], [3]]])
+def test_lists_of_different_lengths_need_padding(x):
+    with pytest.raises((InvalidInput, InvalidType), match=r"pad=Padding\("):
+        tagging(loss=nn.CrossEntropyLoss()).observe(x, [0, 1])
+
+
 def test_a_sentence_says_to_pad_where_lengths_differ():
     one = tagging(loss=nn.CrossEntropyLoss())
     one.observe(*sentences(4))

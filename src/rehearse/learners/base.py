@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..batch import Batch, Progress, Step, Tree, kind_of, one_tensor, tree_map, tree_parts
+from ..batch import Batch, Progress, Step, Tree, given, kind_of, one_tensor, tree_map, tree_parts, unchanged
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import anything, check, check_model, check_positive
 from ..described import Described, short
@@ -80,6 +80,8 @@ class Learner(Described, ABC):
         self.plain = Plain(network, self.loss, self.batchnorm)
         self.progress = Progress(kind=self.loss.kind)
         self.lock = threading.RLock()
+        self.collated: Callable[..., tuple[Tree, ...]] = given
+        self.filled: Callable[[Batch], Batch] = unchanged
 
     def _described(self, argument: inspect.Parameter) -> list[str]:
         if argument.name == "classifier":
@@ -197,7 +199,7 @@ class Learner(Described, ABC):
         if self.memory is None:
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to fill")
         count = 0
-        for batch in batches(data, limit):
+        for batch in batches(data, limit, self.collated):
             with self._read_only():
                 self._store_known(batch)
             count += len(batch)
@@ -230,7 +232,7 @@ class Learner(Described, ABC):
 
     def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
         """Check a batch; changes nothing."""
-        name, batch = type(self).__name__, checked_samples(x, y, task, columns)
+        name, batch = type(self).__name__, checked_samples(x, y, task, columns, self.collated)
         if self.task_aware and task is None:
             raise InvalidInput(f"{name} needs to know the task of each batch: observe(x, y, task=...)")
         if self.classes_only and (batch.columns.keys() - {ID} or not isinstance(batch.y, Tensor)):
@@ -254,7 +256,7 @@ class Learner(Described, ABC):
     def logits(self, x: Tree) -> Tree:
         """Return the model's outputs for ``x`` in eval mode. Changes nothing."""
         with self._read_only():
-            return evaluated(self._evaluate, x)
+            return evaluated(self._evaluate, *self.collated(x))
 
     def predictor(self) -> Predictor:
         """Return an immutable copy of everything that prediction uses, with the same answers bit for bit.
@@ -269,7 +271,7 @@ class Learner(Described, ABC):
         """
         with self._read_only():
             self.network.twin.follow()
-            return Predictor(self._served(), self.progress.kind)
+            return Predictor(self._served(), self.progress.kind, self.collated)
 
     def _served(self) -> Served:
         """Return what `_evaluate` does as a module with tensors of its own."""
@@ -317,7 +319,7 @@ class Learner(Described, ABC):
             task: The task of the batch, if it is known.
             limit: The largest number of stored samples to look at: a fixed draw, the same every time.
         """
-        batch = checked_samples(x, y, task, {})
+        batch = checked_samples(x, y, task, {}, self.collated)
         if self.memory is None:
             raise InvalidInput(f"{type(self).__name__} has no memory; there is nothing to interfere with")
         with self._read_only(), borrowed(self.network.random):
@@ -413,7 +415,10 @@ class Learner(Described, ABC):
         self.network.random.set(state["random"])
         check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), anything), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
-        self.progress = Progress(*state["progress"])
+        progress = Progress(*state["progress"])
+        if self.loss.kind not in (None, progress.kind) and (self.loss.kind, progress.kind) != ("classes", "tokens"):
+            raise CheckpointError(f"the state is of a learner of {progress.kind}, this one learns {self.loss.kind}")
+        self.progress = progress
         self._load_own_state(state["own"])
         if self.memory is not None:  # last: samples in a file may have no way back
             self.memory.load_state_dict(state["memory"], self._check_stored)

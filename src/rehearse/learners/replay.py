@@ -114,9 +114,10 @@ class Replay(Learner):
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
         self.exclude_current_task = exclude_current_task
-        self._filled: Callable[[Batch], Batch] = unchanged if pad is None else checked_padding(pad).fill
-        if pad is not None and not hasattr(self.loss, "columns"):  # what a loss stores is as long as the stored samples
-            self.plain.cut = pad.cut
+        if pad is not None:
+            self.filled, self.collated = checked_padding(pad).fill, pad.collated
+            if not hasattr(self.loss, "columns"):  # what a loss stores is as long as the stored samples
+                self.plain.cut = pad.cut
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = None if predict_by == "head" else NearestMean(network, memory, self._substitutes)
         self._seen: Callable[[Batch], Batch] = unchanged if self.augment is None else self.augment
@@ -129,7 +130,7 @@ class Replay(Learner):
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        incoming = self._filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}))
+        incoming = self.filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}, self.collated))
         network, memory = self.network, self.memory
         query = incoming if self.exclude_current_task else replace(incoming, task=None)
         if self.nearest is not None:
@@ -212,4 +213,4 @@ class Replay(Learner):
     def _store_known(self, known: Batch) -> None:
         if self.nearest is not None:
             self.nearest.check(known.y)
-        super()._store_known(self._filled(known))
+        super()._store_known(self.filled(known))

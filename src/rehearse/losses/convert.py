@@ -26,7 +26,7 @@ class _FromModule:
         labels = isinstance(module, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss)
         classes: Kind = "tokens" if dim == -1 else "classes"
         self.kind: Kind | None = classes if self._classes else "labels" if labels else "values"
-        self._ignored: Any = getattr(module, "ignore_index", None)
+        self.ignored: int | None = getattr(module, "ignore_index", None)
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
@@ -36,16 +36,16 @@ class _FromModule:
         elif isinstance(self._module, nn.CrossEntropyLoss) and y.is_floating_point() and y.shape == logits.shape:
             y = (y.movedim(-1, 1) if self.dim == -1 else y).to(found.dtype)  # a probability for each class
         else:
-            y = y.long() if replayed else class_targets(found, y, self._ignored)
+            y = y.long() if replayed else class_targets(found, y, self.ignored)
         losses = _judge(self._module, found, y)
         return losses.flatten(1).sum(1) if self._sums else per_sample(losses, len(batch))
 
     def counts(self, batch: Batch) -> Tensor | None:
         """Return the mean weight of each sample's classes, where an ignored target weighs 0; torch divides by these."""
         weight, y = getattr(self._module, "weight", None), batch.y.long()
-        if self._ignored is None or batch.y.is_floating_point():
+        if self.ignored is None or batch.y.is_floating_point():
             return None
-        ignored = y == self._ignored
+        ignored = y == self.ignored
         if weight is None and not bool(ignored.any()):
             return None
         counts = torch.ones(y.shape, device=y.device) if weight is None else weight[y.masked_fill(ignored, 0)]

@@ -9,18 +9,20 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..batch import WEIGHT, Batch, Tree, as_tensor, checked_batch
+from ..batch import WEIGHT, Batch, Tree, as_tensor, checked_batch, given
 from ..errors import InvalidInput
 from .ids import ID, no_ids, one_id_per_sample
 
 RESERVED: Final = frozenset({"x", "y", "task", "slots", "arrived", "averaged", "draw"})
 
 
-def checked_samples(x: Tree, y: Any, task: Any, columns: Mapping[str, Any]) -> Batch:
+def checked_samples(
+    x: Tree, y: Any, task: Any, columns: Mapping[str, Any], collated: Callable[..., tuple[Tree, ...]] = given
+) -> Batch:
     """Return a batch of the user's with its columns; those that are None are left out. See `checked_batch`."""
-    batch = checked_batch(x, y, task)
-    given = {name: values for name, values in columns.items() if values is not None}
-    return replace(batch, columns=checked_columns(given, len(batch)))
+    batch = checked_batch(*collated(x, y), task)
+    named = {name: values for name, values in columns.items() if values is not None}
+    return replace(batch, columns=checked_columns(named, len(batch)))
 
 
 def checked_columns(columns: Mapping[str, Any], samples: int) -> dict[str, Tensor]:
