@@ -20,7 +20,8 @@ def checked_samples(
     x: Tree, y: Any, task: Any, columns: Mapping[str, Any], collated: Callable[..., tuple[Tree, ...]] = given
 ) -> Batch:
     """Return a batch of the user's with its columns; those that are None are left out. See `checked_batch`."""
-    batch = checked_batch(*collated(x, y), task)
+    x, y = collated(x, y)
+    batch = checked_batch(x, y, task)
     named = {name: values for name, values in columns.items() if values is not None}
     return replace(batch, columns=checked_columns(named, len(batch)))
 
