@@ -212,6 +212,38 @@ def test_what_learns_classes_values_or_labels_loads_no_other(tmp_path: Path, los
             rehearse.load(tmp_path / "saved", into=learner_of(other))
 
 
+def with_body(seed: int, watched: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    """A learner whose body of 40,000 weights is frozen; its seed decides the body."""
+    torch.manual_seed(seed)
+    body = nn.Sequential(nn.Linear(4, 10_000), nn.BatchNorm1d(10_000)).requires_grad_(False)
+    model = nn.Sequential(body.to(dtype), nn.Linear(10_000, 3, dtype=dtype))
+    one = Replay(model, torch.optim.Adam(model[1].parameters()), ReservoirMemory(20))
+    return rehearse.Monitor(one) if watched else one
+
+
+@pytest.mark.parametrize("watched", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_weights_are_saved_by_reference(tmp_path: Path, watched: bool, dtype: torch.dtype) -> None:
+    one, path = with_body(0, watched, dtype), tmp_path / "saved"
+    for seed in range(3):
+        x = torch.randn(10, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
+        one.observe(x, torch.arange(10) % 3)
+    rehearse.save(one, path)
+    whole = path.stat().st_size
+    rehearse.save(one, path, frozen=False)
+    assert whole - path.stat().st_size > 60_000 * dtype.itemsize
+    same, other = with_body(0, watched, dtype), with_body(1, watched, dtype)
+    rehearse.load(path, into=same)
+    assert_same(same.state_dict(), one.state_dict())
+    for learner in (one, same):
+        learner.observe(x, torch.arange(10) % 3)
+    assert_same(same.state_dict(), one.state_dict())
+    before = other.state_dict()
+    with pytest.raises(CheckpointError, match=r"'0.0.weight' are not in the file.*build it with the weights"):
+        rehearse.load(path, into=other)
+    assert_same(other.state_dict(), before)
+
+
 def test_a_state_that_is_no_learner(tmp_path: Path) -> None:
     write_state(tmp_path / "file", STATE)
     refused(tmp_path / "file", "no saved learner")

@@ -25,6 +25,7 @@ from .errors import CheckpointError, InvalidType, RehearseError
 from .files import check_regular, replace_file
 from .learners import Learner
 from .monitor import Monitor
+from .network.states import without_frozen
 
 MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
@@ -34,20 +35,28 @@ SHARED: Final = 100  # layers of a model, at most, that may share one tensor
 OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
 
-def save(learner: Learner | Monitor, path: str | os.PathLike[str]) -> None:
-    """Write a ``learner`` to the file ``path``: model, optimizer, memory, random state, all that decides what it does.
-
-    Of a `Monitor`, that and its held-out samples.
+def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bool = True) -> None:
+    """Write a learner to a file: model, optimizer, memory, random state, all that decides what it does.
 
     The file appears whole or not at all; an older one at the same place stays until the new one is safely written. A
     new file of a learner with a memory can be read by its owner alone: it may hold samples.
+
+    Args:
+        learner: The learner, or a `Monitor` with its learner and its held-out samples.
+        path: The file.
+        frozen: Whether the file holds the model's parameters that do not require gradients. Otherwise it has their
+            digests, and loads into a learner whose model has the same ones already.
 
     Raises:
         CheckpointError: If the file cannot be written.
     """
     if not isinstance(learner, Learner | Monitor):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
-    state, samples = learner.state_dict(), isinstance(learner, Monitor) or learner.memory is not None
+    state, watched = learner.state_dict(), learner.learner if isinstance(learner, Monitor) else learner
+    own = state["monitored"] if learner is not watched else state
+    if not frozen:
+        own["network"] = without_frozen(watched.network, own["network"])
+    samples = learner is not watched or watched.memory is not None
     write_state(
         path,
         {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from hashlib import sha256
 from itertools import repeat
 from typing import Any, get_args
 
@@ -51,11 +52,12 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
         | observed,
         f"the {network.name}'s state",
     )
-    fit(network.model, network.optimizer, state["model"], network.least_outputs)
+    weights = _with_frozen(network.model.state_dict(), state["model"])
+    fit(network.model, network.optimizer, weights, network.least_outputs)
     unsaved = _unsaved_buffers(network.model)
-    check(state["model"], _any_extra_state(network.model.state_dict()), f"the {network.name}'s weights")
+    check(weights, _any_extra_state(network.model.state_dict()), f"the {network.name}'s weights")
     check(state["buffers"], unsaved, f"the {network.name}'s buffers")
-    network.model.load_state_dict(state["model"])
+    network.model.load_state_dict(weights)
     for name, buffer in unsaved.items():
         buffer.copy_(state["buffers"][name])
     if state["optimizer_kind"] != type(network.optimizer).__name__:
@@ -67,6 +69,26 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
     network.samples_passed = state["samples_passed"]
     if network.observer is not None:
         network.observer.load_state_dict(copy.deepcopy(state["prepare"]))
+
+
+def without_frozen(network: Network, state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of the network in which a digest stands for each parameter that is not trained."""
+    frozen = {name for name, one in network.model.named_parameters(remove_duplicate=False) if not one.requires_grad}
+    return {**state, "model": {n: _digest(value) if n in frozen else value for n, value in state["model"].items()}}
+
+
+def _with_frozen(own: Mapping[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
+    """Return saved weights with the model's own where a digest says that they are the same."""
+    for name in (name for name, value in weights.items() if isinstance(value, str) and name in own):
+        if not isinstance(own[name], Tensor) or _digest(own[name]) != weights[name]:
+            what = f"the frozen weights {name!r} are not in the file, and those of this model are others"
+            raise CheckpointError(f"{what}; build it with the weights that the saved one had")
+    return {name: own.get(name) if isinstance(value, str) else value for name, value in weights.items()}
+
+
+def _digest(tensor: Tensor) -> str:
+    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + numbers.data).hexdigest()
 
 
 def move_network(network: Network, device: torch.device | str) -> None:
