@@ -24,7 +24,7 @@ from rehearse.checkpoint import HEADER, MAGIC, VERSION, read_state, write_state
 from rehearse.errors import CheckpointError, InvalidType
 from sameness import assert_same, frozen
 
-SAVED_BY_VERSION_1 = Path(__file__).parent / "saved_by_version_1" / "learner"
+SAVED_BY_VERSION_1 = Path(__file__).parent / "saved_by" / "format_1"
 STATE = {
     "tensor": torch.arange(6.0).view(2, 3),
     "bytes": torch.arange(5, dtype=torch.uint8),

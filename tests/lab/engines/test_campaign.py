@@ -98,7 +98,7 @@ def of_another_run(path: Path) -> None:
 
 
 def of_an_earlier_version(path: Path) -> None:
-    path.write_bytes((Path(__file__).parents[2] / "saved_by_version_1" / "learner").read_bytes())
+    path.write_bytes((Path(__file__).parents[2] / "saved_by" / "format_1").read_bytes())
 
 
 def of_something_else(path: Path) -> None:
