@@ -13,7 +13,7 @@ from rehearse.lab.report.reproduction import count, number
 from rehearse.lab.report.tables import UNDEFINED
 from rehearse.lab.statistics import Summary
 
-Verdict = Literal["ahead", "behind", "open", "not run", "not available"]
+Verdict = Literal["ahead", "behind", "open", "not run"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,6 @@ class Comparison:
     where: str
     stream: str
     found: Mapping[str, Difference]
-    available: bool
     retrieval: bool
     """Whether the two differ in how memories are chosen, not in their settings (`Target.retrievals`)."""
     runs: tuple[str, str]
@@ -40,7 +39,7 @@ class Comparison:
     def verdict(self, metric: str = "accuracy") -> Verdict:
         """On which side it lies; to forget less is to be ahead."""
         if metric not in self.found:
-            return "not run" if self.available else "not available"
+            return "not run"
         return side(self.found[metric].ours, -1 if metric == "forgetting" else 1)
 
 
@@ -62,10 +61,9 @@ def comparisons(outcome: Outcome) -> Iterator[Comparison]:
         if both[0].runs == both[1].runs:  # the same numbers of the same runs: nothing to compare
             continue
         known = {m: found[later, earlier, where, m] for m in target.metrics if (later, earlier, where, m) in found}
-        available = all(entry.missing is None for entry in both)
         runs = (both[0].runs, both[1].runs)
         retrieval = (later, earlier) in target.retrievals
-        yield Comparison(target.name, later, earlier, where, both[0].stream, known, available, retrieval, runs)
+        yield Comparison(target.name, later, earlier, where, both[0].stream, known, retrieval, runs)
 
 
 def once(compared: Iterable[Comparison]) -> list[Comparison]:

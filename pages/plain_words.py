@@ -202,8 +202,8 @@ def practitioner(outcomes: Sequence[Outcome], compared: Sequence[Comparison]) ->
         verdicts = Counter(comparison.verdict() for comparison in tried)
         forgetting = Counter(comparison.verdict("forgetting") for comparison in tried)
         ahead, behind = _places(tried, "ahead"), _places(tried, "behind")
-        unmade = verdicts["not run"] + verdicts["not available"]
-        rows.append([words, advice(verdicts, forgetting), ahead, behind, str(verdicts["open"]), str(unmade)])
+        counts = (str(verdicts[verdict]) for verdict in ("open", "not run"))
+        rows.append([words, advice(verdicts, forgetting), ahead, behind, *counts])
     default = inspect.signature(Replay).parameters["batchnorm"].default
     return "\n\n".join(
         (

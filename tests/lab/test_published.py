@@ -1,7 +1,7 @@
 import pytest
 
-from rehearse.errors import DataError, InvalidInput
-from rehearse.lab.paper.published import PUBLISHED, Setting, parse_number
+from rehearse.errors import DataError
+from rehearse.lab.paper.published import PUBLISHED, Cell, Setting, parse_number
 from rehearse.lab.statistics import Published
 
 # Copied by eye from the paper: table, row, column, metric, value and ± as printed, standard errors in that ±.
@@ -26,23 +26,32 @@ CELLS = [
 ]
 
 
+def cell_of(table: str, row: str, column: str, metric: str) -> Cell:
+    (found,) = [c for c in PUBLISHED[table].cells if (c.row, c.column, c.metric) == (row, column, metric)]
+    return found
+
+
+def settings_of(table: str) -> set[Setting]:
+    return {cell.setting for cell in PUBLISHED[table].cells}
+
+
 @pytest.mark.parametrize(("table", "row", "column", "metric", "value", "plus_minus", "errors"), CELLS)
 def test_cells_as_printed(table, row, column, metric, value, plus_minus, errors):
-    number = PUBLISHED[table].cell(row, column, metric).number
+    number = cell_of(table, row, column, metric).number
     assert number.value == pytest.approx(value / 100)
     assert number.plus_minus == pytest.approx(plus_minus / 100)
     assert number.se == pytest.approx(plus_minus / 100 / errors)
 
 
 def test_the_generators_loss_is_no_percentage():
-    cell = PUBLISHED["table5"].cell("GEN-MIR", "Permuted MNIST", "generator-loss")
+    cell = cell_of("table5", "GEN-MIR", "Permuted MNIST", "generator-loss")
     assert cell.number == Published(193.7, 1.0, 1.0)
 
 
 def test_the_ablation_has_no_uncertainty():
-    cell = PUBLISHED["table6"].cell("ablate H(y_pre)", "Accuracy", "accuracy")
+    cell = cell_of("table6", "ablate H(y_pre)", "Accuracy", "accuracy")
     assert cell.number == Published(0.783, None, None)
-    assert len(PUBLISHED["table6"].settings()) == 7
+    assert len(settings_of("table6")) == 7
 
 
 def test_all_tables_are_there_with_all_their_cells():
@@ -82,7 +91,6 @@ def test_runs_and_print():
         "table8": 10,
         "cifar10-1k": 20,
     }
-    assert [name for name, table in PUBLISHED.items() if not table.in_print] == ["cifar10-1k"]
 
 
 @pytest.mark.parametrize(
@@ -103,14 +111,14 @@ def test_runs_and_print():
     ],
 )
 def test_settings_say_what_to_run(table, row, column, setting):
-    assert PUBLISHED[table].cell(row, column, "accuracy").setting == setting
+    assert cell_of(table, row, column, "accuracy").setting == setting
 
 
 def test_a_method_without_memories_is_run_once_for_all_sizes():
-    settings = PUBLISHED["table2"].settings()
+    settings = settings_of("table2")
     assert len(settings) == 3 + 4 * 3  # three rows keep nothing, four have a run for each of three sizes
     # One training answers the same cell of different tables.
-    assert set(PUBLISHED["table3"].settings()) & set(settings) == {
+    assert settings_of("table3") & settings == {
         Setting("split-cifar10", 9750, method, None, memory, 1)
         for method, memory in [("iid-online", None), ("er", 100), ("er-mir", 100)]
     }
@@ -123,14 +131,9 @@ def test_the_papers_disagreements_are_kept():
         ("table8", "ER", 0.784, 0.037),
         ("table8", "ER-MIR", 0.801, 0.034),
     ]:
-        cells = [PUBLISHED[table].cell(row, "M=50", metric) for metric in ("accuracy", "forgetting")]
+        cells = [cell_of(table, row, "M=50", metric) for metric in ("accuracy", "forgetting")]
         assert [cell.number.value for cell in cells] == [accuracy, forgetting]
         assert "Table 1 prints other numbers" in PUBLISHED[table].note
-
-
-def test_an_unknown_cell_is_named():
-    with pytest.raises(InvalidInput, match="table1 has no cell \\('DER'"):
-        PUBLISHED["table1"].cell("DER", "MNIST Split", "accuracy")
 
 
 def test_parse_number():

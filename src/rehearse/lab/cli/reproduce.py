@@ -242,18 +242,14 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
         specs, to_come = specs | to_draw, to_come | {key: one for key, one in to_draw.items() if key not in drawn}
         everything |= specs
         lacking |= to_come
-        missing = [f"{entry.row} ({entry.column}): {entry.missing}" for entry in target.entries if entry.missing]
         estimates = [costs.estimate(spec) for spec in to_come.values()]
-        rows.append((target.name, len(specs), len(specs) - len(estimates), estimates, missing))
+        rows.append((target.name, len(specs), len(specs) - len(estimates), estimates))
     if asked.stages:
         to_queue = [(purpose, spec) for purpose, spec in asked.runs(targets, results) if spec.key in lacking]
         for line in queue_lines(to_queue, targets, costs):
             output.print(line, soft_wrap=True)
     together = [costs.estimate(spec) for spec in lacking.values()]
-    print_tables([cost_table(rows, (len(everything), len(everything) - len(together), together))])
-    for name, _, _, _, sentences in rows:
-        for sentence in sentences:
-            output.print(f"{name}, not available: {sentence}")
+    print_tables([cost_table(rows, ("together", len(everything), len(everything) - len(together), together))])
 
 
 def _show(found: Outcome, verbose: bool) -> None:

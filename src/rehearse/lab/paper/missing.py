@@ -72,7 +72,7 @@ def queue_lines(planned: Iterable[tuple[str, Spec]], targets: Iterable[Target], 
     """Yield a heading for each stage and a line for each run: CPU seconds, CPU hours up to its end, where it stands."""
     places: dict[str, str] = {}
     for target in targets:
-        for entry in target.available():
+        for entry in target.entries:
             places.setdefault(entry.spec().group, f"{target.name}: {entry.row}, {entry.column}")
     hours = 0.0
     for purpose, runs in groupby(planned, key=itemgetter(0)):

@@ -18,7 +18,7 @@ from .reference import reference
 from .target import Entry, Target
 
 Result = Mapping[str, Any]
-Judgement = Literal["differs", "agrees", "inconclusive", "no number", "not run", "not available", "stale"]
+Judgement = Literal["differs", "agrees", "inconclusive", "no number", "not run", "stale"]
 
 
 class Results:
@@ -80,7 +80,7 @@ class Results:
 
     def usual_precision(self, target: Target) -> str | None:
         """The one precision that the numbers of a target are of, where they are: that of most of its runs."""
-        every = ((entry, precision) for entry in target.available() for precision in PRECISIONS)
+        every = ((entry, precision) for entry in target.entries for precision in PRECISIONS)
         runs = Counter(precision for entry, precision in every for _ in self.of(entry, only=precision))
         return runs.most_common(1)[0][0] if runs and target.one_precision else None
 
@@ -153,10 +153,7 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
     What the paper marks as not applicable (forgetting of an iid stream) is no line.
     """
     only = results.usual_precision(target)
-    runs = {
-        (entry.row, entry.column): results.of(entry, seeds, only) if entry.missing is None else {}
-        for entry in target.entries
-    }
+    runs = {(entry.row, entry.column): results.of(entry, seeds, only) for entry in target.entries}
     lines = tuple(
         _line(entry, metric, runs[entry.row, entry.column], results, seeds)
         for entry in target.entries
@@ -168,8 +165,6 @@ def outcome(target: Target, results: Results, seeds: int | None = None) -> Outco
 
 def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Results, seeds: int | None) -> Line:
     cell = entry.cells.get(metric)
-    if entry.missing is not None:
-        return Line(entry, metric, None, cell, "not available")
     theirs = reference(entry.spec(), metric) if entry.treatment is None else None
     stale = len([seed for seed in results.stale(entry.spec()) - runs.keys() if seeds is None or seed < seeds])
     if not runs:
@@ -190,10 +185,8 @@ def _line(entry: Entry, metric: str, runs: Mapping[int, Result], results: Result
 
 def _differences(target: Target, results: Results, seeds: int | None, only: str | None) -> Iterable[Difference]:
     """``column`` is where both stand: a column, or for a pair of columns the row."""
-    entries = {(entry.row, entry.column): entry for entry in target.available()}
+    entries = {(entry.row, entry.column): entry for entry in target.entries}
     for later, earlier, where, places in target.compared():
-        if not all(place in entries for place in places):
-            continue
         pairs = results.pairs(entries[places[0]], entries[places[1]], seeds, only)
         for metric in target.metrics:
             a, b = (values_of({seed: pair[side] for seed, pair in pairs.items()}, metric) for side in (0, 1))

@@ -3,7 +3,7 @@
 The numbers are in published.toml beside this file, in the words and per cents of the paper; here they become
 fractions (the generator's loss stays in nats) and find the run that would measure them again:
 
->>> cell = PUBLISHED["table1"].cell("ER-MIR", "MNIST Split", "accuracy")
+>>> cell = next(c for c in PUBLISHED["table1"].cells if (c.row, c.column) == ("ER-MIR", "MNIST Split"))
 >>> cell.printed, cell.number.value, cell.number.se
 ('87.6 ± 0.7', 0.876, 0.0035)
 >>> cell.setting.method, cell.setting.stream, cell.setting.memory
@@ -25,7 +25,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from rehearse.errors import DataError, InvalidInput
+from rehearse.errors import DataError
 from rehearse.lab.statistics import Published
 
 Metric = Literal["accuracy", "forgetting", "generator-loss"]
@@ -70,31 +70,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the paper: its label in the LaTeX source, what it shows, how many runs are behind a number.
+    """A table of the paper: what it shows, and how many runs are behind a number.
 
     ``runs`` is None where the paper does not say. ``note`` tells what a reader should know before comparing,
-    the paper's disagreements with itself among it. ``in_print`` is False for the table that the authors left
-    out.
+    the paper's disagreements with itself among it.
     """
 
     name: str
-    label: str
     caption: str
     note: str
     runs: int | None
-    in_print: bool
     cells: tuple[Cell, ...]
-
-    def cell(self, row: str, column: str, metric: Metric) -> Cell:
-        """The cell under the names that the paper prints."""
-        for cell in self.cells:
-            if (cell.row, cell.column, cell.metric) == (row, column, metric):
-                return cell
-        raise InvalidInput(f"{self.name} has no cell ({row!r}, {column!r}, {metric!r})")
-
-    def settings(self) -> tuple[Setting, ...]:
-        """What to run for the whole table: every setting once, in the table's order."""
-        return tuple(dict.fromkeys(cell.setting for cell in self.cells))
 
 
 def parse_number(printed: str, metric: Metric, standard_errors: int, runs: int | None = None) -> Published | None:
@@ -120,11 +106,9 @@ def _load() -> Mapping[str, Table]:
 def _table(name: str, entry: dict[str, Any]) -> Table:
     return Table(
         name=name,
-        label=entry["label"],
         caption=entry["caption"],
         note=entry["note"],
         runs=entry.get("runs"),
-        in_print=entry.get("in_print", True),
         cells=tuple(cell for row in entry["rows"] for cell in _cells(name, row, entry["columns"], entry.get("runs"))),
     )
 

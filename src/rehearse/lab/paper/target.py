@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...errors import InvalidInput
-from ..methods import METHODS, resolve
+from ..methods import resolve
 from ..predictors import REAL_TEST
 from ..spec import Spec, named_specs
 from .published import Cell
@@ -33,24 +33,14 @@ class Entry:
     seeds: int | None = None
     """How many seeds are enough for it, where that is fewer than its target's."""
 
-    @property
-    def missing(self) -> str | None:
-        """Why it cannot be run, or None."""
-        if self.method not in METHODS:
-            return f"there is no method {self.method} yet"
-        if self.spec_name is not None and self.spec_name not in named_specs():
-            return f"there is no spec {self.spec_name} yet"
-        return None
-
     def spec(self, seed: int = 0) -> Spec:
         base = named_specs()[self.spec_name] if self.spec_name is not None else {}
         return resolve(self.method, self.stream, base, self.settings, {"seed": seed})
 
     @property
     def runs(self) -> str:
-        """What is run for it, and which of its numbers are read; or its name, where that cannot be built."""
-        named = f"{self.method} {self.stream} {self.spec_name} {dict(self.settings)}"
-        return f"{named if self.missing else self.spec().canonical} {self.treatment}"
+        """What is run for it, and which of its numbers are read."""
+        return f"{self.spec().canonical} {self.treatment}"
 
     def alone(self, seed: int = 0) -> Spec:
         """A run with the entry's treatment as its own, for where one training did not report it."""
@@ -105,9 +95,6 @@ class Target:
             if entries.issuperset(places):
                 yield later, earlier, where, places
 
-    def available(self) -> list[Entry]:
-        return [entry for entry in self.entries if entry.missing is None]
-
     def has(self, methods: Sequence[str]) -> bool:
         """Whether it has an entry of any of these methods."""
         return any(entry.method in methods for entry in self.entries)
@@ -132,8 +119,8 @@ class Target:
         return list({spec.key: spec for spec in specs}.values())
 
     def places(self, seeds: int | None = None, first_seed: int = 0) -> Iterator[tuple[int, Entry]]:
-        """Every entry that can be run, under each of its seeds; seed by seed."""
+        """Every entry under each of its seeds; seed by seed."""
         for seed in range(seeds or self.seeds):
-            for entry in self.available():
+            for entry in self.entries:
                 if entry.seeds is None or seed < entry.seeds:
                     yield first_seed + seed, entry

@@ -26,12 +26,12 @@ from .tables import SPREAD, UNDEFINED
 
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
-FORECASTS = ("target", "runs", "done", "to run", "CPU hours", "disk", "not available")
+FORECASTS = ("target", "runs", "done", "to run", "CPU hours", "disk")
 HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 KINDS = ("learning", "anytime", "pooled", "validation", "anytime_average", "worst_case")
 PER_CENT = ("accuracy", "forgetting", "stability_gap", *(f"{kind}_accuracy" for kind in KINDS))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
-NOT_RUN = ("not available", "stale", "no number")
+NOT_RUN = ("stale", "no number")
 OURS = f"ours: mean {SPREAD}"
 DETAILS = ("median", "reference", "precision")  # what a terminal shows only on request
 MANY_SEEDS = 1000  # a guess from a handful of seeds says no more than that
@@ -53,7 +53,7 @@ PRECISION = (
 def _criteria(outcome: Outcome) -> list[str]:
     """Which criterion of `MostInterfered` its rows have."""
     rows: dict[str, dict[str, None]] = {}
-    for entry in outcome.target.available():
+    for entry in outcome.target.entries:
         rows.setdefault(entry.spec().criterion or "", {})[entry.row] = None
     said = [f'`MostInterfered(criterion="{name}")` in {", ".join(found)}' for name, found in rows.items() if name]
     return [f"Retrieval: {'; '.join(said)} (the library's default is mi1)."] if said else []
@@ -69,7 +69,7 @@ def explained(outcome: Outcome) -> list[str]:
 def _differing(outcome: Outcome) -> list[str]:
     """The settings in which rows of one column differ, a sentence for the columns that have it."""
     specs: dict[str, dict[str, Spec]] = {}
-    for entry in outcome.target.available():
+    for entry in outcome.target.entries:
         specs.setdefault(entry.column, {})[entry.row] = entry.spec()
     columns: dict[str, list[str]] = {}
     for column, rows in specs.items():
@@ -394,24 +394,24 @@ def _cpu_seconds(outcomes: Sequence[Outcome]) -> float:
     return sum(float(cost["cpu_seconds"]) - float(cost.get("shared_cpu_seconds", 0.0)) for cost in costs)
 
 
-Forecast = tuple[str, int, int, Sequence[Estimate], Sequence[str]]  # target, runs, done, estimates, not available
+Forecast = tuple[str, int, int, Sequence[Estimate]]  # target, runs, done, estimates of those to run
 
 
-def cost_table(forecasts: Sequence[Forecast], together: tuple[int, int, Sequence[Estimate]]) -> Table:
+def cost_table(forecasts: Sequence[Forecast], together: Forecast) -> Table:
     """What would run, and what it would cost; ``together`` counts the runs that several targets share once."""
-    guessed = any(not estimate.measured for *_, estimates, _ in forecasts for estimate in estimates)
+    guessed = any(not estimate.measured for *_, estimates in forecasts for estimate in estimates)
     caption = "* estimated, for want of a run with the same settings; " if guessed else ""
     caption += "together counts a run that several need once; checkpoints come and go beside these files"
     table = tables.table_of("what would run", FORECASTS, map(_forecast_cells, forecasts), caption=caption)
     if len(forecasts) > 1:
         table.add_section()
-        table.add_row(*_forecast_cells(("together", *together, [word for *_, words in forecasts for word in words])))
+        table.add_row(*_forecast_cells(together))
     return table
 
 
 def _forecast_cells(forecast: Forecast) -> tuple[str, ...]:
-    name, runs, done, estimates, missing = forecast
+    name, runs, done, estimates = forecast
     rough = "" if all(estimate.measured for estimate in estimates) else "*"
     hours = sum(estimate.cpu_seconds for estimate in estimates) / 3600
     disk = sum(estimate.disk_bytes for estimate in estimates) / 1e6
-    return name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB", str(len(missing))
+    return name, str(runs), str(done), str(runs - done), f"{hours:.1f}{rough}", f"{disk:.1f} MB"
