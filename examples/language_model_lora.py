@@ -2,10 +2,10 @@
 
 import copy
 import sys
+from itertools import product
 
 import torch
 from peft import LoraConfig, get_peft_model  # pip install transformers peft
-from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rehearse import Finetune, Padding, Replay, ReservoirMemory, Uniform
@@ -16,7 +16,7 @@ seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 follows = torch.stack([torch.randperm(WORDS, generator=torch.Generator().manual_seed(t)) for t in range(TOPICS)])
 
 
-def texts(topic: Tensor, generator: torch.Generator, longest: int) -> tuple[dict[str, Tensor], Tensor]:
+def texts(topic: torch.Tensor, generator: torch.Generator, longest: int) -> tuple[dict, torch.Tensor]:
     """Texts of some topics, each word the one that follows in its topic; the targets are the next tokens, or −100."""
     words = [torch.randint(WORDS, topic.shape, generator=generator)]
     for _ in range(longest - 1):
@@ -27,32 +27,33 @@ def texts(topic: Tensor, generator: torch.Generator, longest: int) -> tuple[dict
     return {"input_ids": tokens[:, :-1] * (place < ends), "attention_mask": (place < ends).long()}, targets
 
 
-def learn(learner: Replay | Finetune, topics: range, batches: int, seed: int) -> None:
+def learn(learner: Replay | Finetune, topics: tuple[int, int], batches: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(batches):
         longest = int(torch.randint(4, LONGEST + 1, (), generator=generator))  # every batch has a length of its own
-        topic = torch.tensor(topics)[torch.randint(len(topics), (10,), generator=generator)]
-        learner.observe(*texts(topic, generator, longest))
+        learner.observe(*texts(torch.randint(*topics, (10,), generator=generator), generator, longest))
 
 
 torch.manual_seed(0)
 size = {"vocab_size": 1 + TOPICS + WORDS, "n_positions": LONGEST, "n_embd": 64, "n_layer": 2, "n_head": 4}
 off = {"use_cache": False, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 base = GPT2LMHeadModel(GPT2Config(**size, **off, bos_token_id=0, eos_token_id=0))
-loss = as_loss(nn.CrossEntropyLoss(), dim=-1)  # logits are (texts, tokens, vocabulary)
-learn(Finetune(base, torch.optim.AdamW(base.parameters(), 0.002), loss=loss), range(TOPICS - 2), 1500, seed=0)
+loss, padding = as_loss(torch.nn.CrossEntropyLoss(), dim=-1), Padding(LONGEST, y=-100)
+learn(Finetune(base, torch.optim.AdamW(base.parameters(), 0.002), loss=loss), (0, TOPICS - 2), 1500, seed=0)
 lora = LoraConfig(r=16, target_modules=["c_attn", "c_proj", "c_fc"], fan_in_fan_out=True, task_type="CAUSAL_LM")
-for seed in range(seeds):
-    for name in ("fine-tuning", "replay"):
-        torch.manual_seed(seed)
-        model = get_peft_model(copy.deepcopy(base), lora)
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.005)
-        learner = Finetune(model, optimizer, loss=loss)
-        if name == "replay":
-            memory, padding = ReservoirMemory(100, seed=seed), Padding(LONGEST, y=-100)
-            learner = Replay(model, optimizer, memory, Uniform(), loss=loss, pad=padding)
-        for topic in (TOPICS - 2, TOPICS - 1):  # two new topics, one after the other
-            learn(learner, range(topic, topic + 1), 150, seed)
-        x, y = texts(torch.full((200,), TOPICS - 2), torch.Generator().manual_seed(99), LONGEST)
-        right = (learner.predict(x) == y)[y != -100].float().mean()
-        print(f"seed {seed}, {name}: {right:.0%} of the first topic's next words")
+first: dict[str, list[float]] = {"fine-tuning": [], "replay": []}
+for seed, (name, found) in product(range(seeds), first.items()):
+    torch.manual_seed(seed)
+    model = get_peft_model(copy.deepcopy(base), lora)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], 0.005)
+    learner = Finetune(model, optimizer, loss=loss)
+    if name == "replay":
+        learner = Replay(model, optimizer, ReservoirMemory(100, seed=seed), Uniform(), loss=loss, pad=padding)
+    for topic in (TOPICS - 2, TOPICS - 1):  # two new topics, one after the other
+        learn(learner, (topic, topic + 1), 150, seed)
+    x, y = texts(torch.arange(TOPICS - 2, TOPICS).repeat(200), torch.Generator().manual_seed(99), LONGEST)
+    right = 100 * (learner.predict(x) == y).double().where(y != -100, torch.nan)
+    found.append(right[::2].nanmean().item())
+    print(f"seed {seed}, {name}: {found[-1]:.0f}% of the first topic, {right[1::2].nanmean():.0f}% of the second")
+gains = [after - before for before, after in zip(*first.values(), strict=True)]
+print(f"first topic, replay − fine-tuning: {sum(gains) / seeds:+.1f} points ({min(gains):+.1f} to {max(gains):+.1f})")

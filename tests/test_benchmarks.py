@@ -97,6 +97,10 @@ def test_settings_of_the_river_adapter_are_compared(output, what, found):
     assert found in output("river_defaults", what, "--quick")
 
 
+def test_fit_is_timed_beside_that_of_scikit_learn(output):
+    assert "| median |" in output("sklearn_fit", "--quick")
+
+
 def test_a_setting_is_chosen_on_the_validation_split(output):
     table = output("choose_settings", "er-ace", "--stream", "split-mnist-5k", "--samples", "10")
     assert table.count("\n| **") == 1

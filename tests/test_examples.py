@@ -107,8 +107,11 @@ def test_every_topic_of_the_text_example_is_still_known(output):
 
 @pytest.mark.xdist_group("examples")
 def test_the_adapted_language_model_still_knows_the_first_topic(output):
-    without, with_replay = numbers(output("language_model_lora"), r"(\d+)% of the first")
+    text = output("language_model_lora")
+    without, with_replay = numbers(text, r"(\d+)% of the first")
     assert with_replay > without + 20
+    assert min(numbers(text, r"(\d+)% of the second")) > 80
+    assert numbers(text, r"fine-tuning: \+([\d.]+) points")[0] == pytest.approx(with_replay - without, abs=1)
 
 
 @pytest.mark.xdist_group("examples")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..report import page
+from ..report.monitored import read_monitored
 from ..report.runs import find_runs
 from .console import output, warn_damaged
 from .engine import RUNS, Import, Results
@@ -21,10 +22,16 @@ def report(
     page_file: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
     out: Results = RUNS,
     title: Annotated[str, typer.Option(help="The heading of the page.")] = page.TITLE,
+    monitors: Annotated[
+        list[Path] | None,
+        typer.Option("--monitor", metavar="FILE", help="What a `Monitor` wrote with `JsonLines`; may be repeated."),
+    ] = None,
     own: Import = None,
 ) -> None:
     """Write runs as one HTML page that needs no network: tables, charts, pictures, settings."""
-    found = find_runs(runs or [], out, warn_damaged)
-    page.write(found, page_file, title)
+    watched = [read_monitored(file) for file in monitors or []]
+    found = find_runs(runs or [], out, warn_damaged) if runs or not watched else []
+    page.write(found, page_file, title, watched)
     runs_are = "run is" if len(found) == 1 else "runs are"
-    output.print(f"{len(found)} {runs_are} on {page_file}", soft_wrap=True)
+    and_monitors = f", and {len(watched)} monitor{'s' if len(watched) > 1 else ''}" if watched else ""
+    output.print(f"{len(found)} {runs_are} on {page_file}{and_monitors}", soft_wrap=True)

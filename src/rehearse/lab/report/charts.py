@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,6 +168,19 @@ def time_chart(rows: Sequence[Row]) -> Chart:
     x_ticks = [(x.at(tick), significant(tick)) for tick in x.ticks]
     title = "Accuracy over time"
     return Chart("time", title, "steps", "accuracy in %", x, y, x_ticks, _percent_ticks(y), series)
+
+
+def curves_chart(title: str, curves: Mapping[str, Mapping[int, float]]) -> Chart:
+    """Fractions of one learner over its stream: each curve has values after so many samples."""
+    x = linear_axis([0, *(at for curve in curves.values() for at in curve)], LEFT, RIGHT, least=0.0, most=float("inf"))
+    y = linear_axis([value for curve in curves.values() for value in curve.values()], BOTTOM, TOP, least=-1, most=1)
+    series = []
+    for style, (label, curve) in enumerate(curves.items()):
+        tips = {at: f"{label}, after {at:,} samples\n{100 * curve[at]:.1f} %" for at in sorted(curve)}
+        places = [(x.at(at), y.at(curve[at]), round(100 * curve[at], 4), tip) for at, tip in tips.items()]
+        series.append(Series(label, style, [Mark(*place, style, column) for column, place in enumerate(places)]))
+    x_ticks = [(x.at(tick), significant(tick)) for tick in x.ticks]
+    return Chart("time", title, "samples", "%", x, y, x_ticks, _percent_ticks(y), series)
 
 
 # ------------------------------------------------------------------------------------------------------------ cost

@@ -25,6 +25,7 @@ from ..statistics import FEWEST, summary
 from . import charts
 from .charts import Chart
 from .compare import own_cost
+from .monitored import Monitored
 from .rerun import rerun_command
 from .runs import FinishedRun
 from .sections import STYLES, Row, Section, sections
@@ -65,8 +66,8 @@ class Album:
     damaged: Sequence[str]
 
 
-def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
-    """The page of these runs, as text."""
+def render(runs: Sequence[FinishedRun], title: str = TITLE, monitors: Sequence[Monitored] = ()) -> str:
+    """The page of these runs and monitors, as text."""
     with needs("jinja2", "lab"):
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
@@ -85,6 +86,7 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE) -> str:
         title=title,
         version=__version__,
         runs=runs,
+        monitors=monitors,
         sections=[_chapter(section) for section in parts],
         rows=rows,
         albums=[album for row in rows if (album := _album(row)) is not None],
@@ -225,8 +227,8 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def write(runs: Sequence[FinishedRun], path: Path, title: str = TITLE) -> None:
+def write(runs: Sequence[FinishedRun], path: Path, title: str = TITLE, monitors: Sequence[Monitored] = ()) -> None:
     """Write the page whole or not at all."""
-    text = render(runs, title)
+    text = render(runs, title, monitors)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text)
