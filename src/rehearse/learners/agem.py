@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..batch import Step, Tree
+from ..batch import Batch, Step, Tree
 from ..checks import check_budget, check_memory, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..undo import Operations, all_or_nothing, assign, run
-from .base import Learner
+from ..undo import Operations
+from .base import StepLearner
 
 
-class AGEM(Learner):
+class AGEM(StepLearner):
     """A-GEM (Chaudhry et al. 2019, "Efficient Lifelong Learning with A-GEM").
 
         g   ← ∇ mean ℓ(B_n)                    the incoming batch, of task t
@@ -55,25 +55,14 @@ class AGEM(Learner):
         check_budget(budget, model)
         self.budget = budget
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch without raising the average loss of the past; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
-        network, memory = self.network, self.memory
-        with self.lock, all_or_nothing(network, memory) as commit:
-            stored, replayed, replayed_loss = memory.check(incoming), None, None
-            step: Operations = ()
-            with network.training(self.updates, incoming.x):
-                for _ in range(self.updates):
-                    run(step)
-                    loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    if memory.eligible(incoming.task) > needs_two_samples(self.model):
-                        replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
-                        replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
-                        gradient = project(gradient, reference)
-                    step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, stored)  # M_t
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
-        return Step(loss, replayed_loss, replayed)
+    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
+        memory, replayed, replayed_loss = self.memory, None, None
+        loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
+        if memory.eligible(incoming.task) > needs_two_samples(self.model):
+            replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
+            replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
+            gradient = project(gradient, reference)
+        return Step(loss, replayed_loss, replayed), logits, self.network.step(gradient)  # θ ← SGD(g)
 
 
 def project(gradient: NamedGradient, reference: NamedGradient) -> NamedGradient:

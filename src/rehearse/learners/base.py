@@ -32,7 +32,7 @@ from ..network.states import PROGRESS, load_network_state, move_network, network
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..transforms import Augmentation
-from ..undo import Operations, all_or_nothing, assign, restoring, run
+from ..undo import Operations, Undoable, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
 
@@ -466,6 +466,40 @@ class Learner(Described, ABC):
         """Restore what `__getstate__` returned."""
         vars(self).update(state)
         self.lock = threading.RLock()
+
+
+class StepLearner(Learner):
+    """A learner that takes ``updates`` steps on each incoming batch, and then stores the batch."""
+
+    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
+        """Learn from an incoming batch; see `Learner.observe`."""
+        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+        with self.lock, all_or_nothing(*self._undone()) as commit:
+            stored = {} if self.memory is None else self.memory.check(incoming)
+            self._enter(incoming)
+            operations: Operations = ()
+            with self.network.training(self.updates, incoming.x):
+                for _ in range(self.updates):
+                    run(operations)  # of the update before this one
+                    step, logits, operations = self._step(incoming)
+            self._store(incoming, stored)
+            commit(operations, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
+        return step
+
+    @abstractmethod
+    def _step(self, incoming: Batch) -> tuple[Step, Tree | None, Operations]:
+        """Return what one update does, the logits of the batch if they may not be classes, and the optimizer's step."""
+
+    def _enter(self, incoming: Batch) -> None:
+        """Do what comes before the steps."""
+
+    def _store(self, samples: Batch, columns: dict[str, Tensor]) -> None:
+        if self.memory is not None:
+            self.memory.keep(samples, columns)
+
+    def _undone(self) -> list[Undoable]:
+        """Return what is restored if anything fails."""
+        return [part for part in (self.network, self.memory, self.augment) if part is not None]
 
 
 def _keep_freed_memory() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..batch import Step, Tree
+from ..batch import Batch, Step, Tree
 from ..network import Network
-from ..undo import Operations, all_or_nothing, assign, run
-from .base import Learner
+from ..undo import Operations
+from .base import StepLearner
 
 
-class Finetune(Learner):
+class Finetune(StepLearner):
     """A step on every incoming batch, ``updates`` times: θ ← θ − α ∇ mean ℓ(B_n).
 
     On a stream of tasks this forgets. On `stream.iid(epochs=1)` it is the paper's "iid online", on
@@ -37,16 +37,7 @@ class Finetune(Learner):
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         super().__init__(network, loss, updates=updates)
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch; see `Learner.observe`."""
-        network, incoming = self.network, self._accept(x, y, task, id=id, weight=weight, **columns)
-        with self.lock, all_or_nothing(network) as commit:
-            engine = self.plain.fastest(incoming.x)
-            step: Operations = ()
-            with network.training(self.updates, incoming.x):
-                for _ in range(self.updates):
-                    run(step)
-                    loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)
-                    step = engine.step(gradient)
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
-        return Step(loss)
+    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
+        engine = self.plain.fastest(incoming.x)
+        loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)
+        return Step(loss), logits, engine.step(gradient)

@@ -14,14 +14,14 @@ from ..checks import check_memory, check_not_negative, needs_two_samples
 from ..errors import InvalidInput, MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..undo import Operations, all_or_nothing, assign, run
-from .base import Learner
+from ..undo import Operations
+from .base import StepLearner
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10
 
 
-class GEM(Learner):
+class GEM(StepLearner):
     """GEM (Lopez-Paz & Ranzato 2017, "Gradient Episodic Memory for Continual Learning").
 
         g   ← ∇ mean ℓ(B_n)                          the incoming batch, of task t
@@ -79,26 +79,16 @@ class GEM(Learner):
         _nnls()  # a missing extra is found now, not in the middle of a stream
         self.margin = margin
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch without raising the loss of a past task; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
         network, memory = self.network, self.memory
-        with self.lock, all_or_nothing(network, memory) as commit:
-            stored = memory.check(incoming)
-            replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
-            past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
-            step: Operations = ()
-            with network.training(self.updates, incoming.x):
-                for _ in range(self.updates):
-                    run(step)
-                    loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
-                    # g_k, in the precision of scoring: these passes cost nearly all of a step
-                    passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
-                    gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
-                    step = network.step(gradient)  # θ ← SGD(g)
-            memory.keep(incoming, stored)  # M_t
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
-        return Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+        replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
+        past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
+        loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
+        # g_k, in the precision of scoring: these passes cost nearly all of a step
+        passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
+        gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
+        step = Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+        return step, logits, network.step(gradient)  # θ ← SGD(g)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

@@ -25,8 +25,8 @@ from ..memory import ExemplarMemory
 from ..memory.ids import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..serving import Served
-from ..undo import Operations, Restore, all_or_nothing, assign, restoring, run
-from .base import Learner
+from ..undo import Operations, Restore, Undoable, all_or_nothing, assign, restoring
+from .base import StepLearner
 from .nearest_mean import NearestMean
 
 Keep = Literal["memory", "task"]
@@ -45,7 +45,7 @@ class Tasks(NamedTuple):
     most_kept_bytes: int = 0
 
 
-class ICaRL(Learner):
+class ICaRL(StepLearner):
     """iCaRL (Rebuffi et al. 2017, "Incremental Classifier and Representation Learning"), online.
 
         B ← B_n ∪ B_P                                      the incoming batch and ``budget`` exemplars of past tasks
@@ -107,30 +107,25 @@ class ICaRL(Learner):
         self.budget, self.keep = budget, keep
         self.tasks = Tasks()
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch and from exemplars of past tasks, then store it; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
+    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
+        incoming = super()._accept(x, y, task, **columns)
+        self._check_labels(incoming)
+        return incoming
+
+    def _enter(self, incoming: Batch) -> None:
+        if isinstance(incoming.task, int) and incoming.task != self.task:
+            self._end_task()
+
+    def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
         network, memory = self.network, self.memory
-        labels = self._labels_of(incoming)
-        with self.lock, all_or_nothing(network, memory, self) as commit:
-            checked = memory.check(incoming)
-            if isinstance(incoming.task, int) and incoming.task != self.task:
-                self._end_task()
-            new = self.tasks.labels | labels
-            step: Operations = ()
-            with network.training(self.updates, incoming.x):
-                for _ in range(self.updates):
-                    run(step)
-                    stored = memory.eligible(incoming.task) > 0
-                    replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
-                    batch = incoming if replayed is None else joined(incoming, replayed)
-                    losses = self._losses(network(network.ready(batch.x)), batch, new)  # ℓ
-                    finite(losses.mean())
-                    step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
-            self._store(incoming, checked, new)
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
-        first, second = losses[: len(incoming)], losses[len(incoming) :]
-        return Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+        stored = memory.eligible(incoming.task) > 0
+        replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
+        batch = incoming if replayed is None else joined(incoming, replayed)  # B
+        losses = self._losses(network(network.ready(batch.x)), batch, self._new_labels(incoming))  # ℓ
+        finite(losses.mean())
+        first, second = losses.detach().tensor_split([len(incoming)])
+        step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+        return step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Choose exemplars from data that the model already knows, and distill from the model as it is.
@@ -144,13 +139,13 @@ class ICaRL(Learner):
             return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:
-        labels = self._labels_of(known)
+        self._check_labels(known)
         known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
         columns = self.memory.check(known)
         if not bool(self.nearest.features(known.x).isfinite().all()):
             raise InvalidInput("the features of some of these samples are not finite; they cannot be exemplars")
         with all_or_nothing(self.memory, self) as commit:
-            self._store(known, columns, self.tasks.labels | labels)
+            self._store(known, columns)
             commit()
 
     def end_task(self) -> None:
@@ -178,10 +173,13 @@ class ICaRL(Learner):
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def _labels_of(self, incoming: Batch) -> frozenset[int]:
-        if incoming.y.ndim != 1:
-            raise InvalidInput(f"iCaRL learns one class per sample; these targets have shape {tuple(incoming.y.shape)}")
-        return frozenset(self.nearest.check(incoming.y).tolist())
+    def _check_labels(self, samples: Batch) -> None:
+        if samples.y.ndim != 1:
+            raise InvalidInput(f"iCaRL learns one class per sample; these targets have shape {tuple(samples.y.shape)}")
+        self.nearest.check(samples.y)
+
+    def _new_labels(self, samples: Batch) -> frozenset[int]:
+        return self.tasks.labels.union(samples.y.tolist())
 
     def _losses(self, logits: Tensor, samples: Batch, new: frozenset[int]) -> Tensor:
         """Return ℓ of each sample: to [y = c] for every new class c, and to q_c for every old one."""
@@ -197,14 +195,15 @@ class ICaRL(Learner):
 
     def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Judge samples as in a step of the running task: against [y = c], and against the old network."""
-        new = self.tasks.labels | self._labels_of(batch)
+        self._check_labels(batch)
+        new = self._new_labels(batch)
         plain = Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
         return plain, plain.virtual_gradient(batch), "optimizer", "all"
 
-    def _store(self, samples: Batch, columns: dict[str, Tensor], labels: frozenset[int]) -> None:
-        self.memory.keep(samples, columns)
+    def _store(self, samples: Batch, columns: dict[str, Tensor]) -> None:
+        super()._store(samples, columns)
         kept = [samples.take(torch.arange(len(samples)))] if self.keep == "task" else []  # a copy
-        self.tasks = self.tasks._replace(labels=labels, kept=(*self.tasks.kept, *kept))
+        self.tasks = self.tasks._replace(labels=self._new_labels(samples), kept=(*self.tasks.kept, *kept))
 
     def forget(self, *, ids: Any = None, slots: Any = None, predicate: Callable[[Batch], Tensor] | None = None) -> int:
         """Remove samples for good, also those of the running task that are kept beside the memory."""
@@ -224,6 +223,9 @@ class ICaRL(Learner):
                 commit(assign(self, tasks=tasks))
             twice = np.isin(removed, running).sum()  # the memory's samples of the running task are copies
             return len(removed) - int(twice) + int(doomed.sum())
+
+    def _undone(self) -> list[Undoable]:
+        return [*super()._undone(), self]
 
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""

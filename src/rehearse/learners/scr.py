@@ -19,12 +19,12 @@ from ..memory import Memory
 from ..network import Network, finite
 from ..serving import Served
 from ..transforms import Augmentation, Transform
-from ..undo import Operations, Undoable, all_or_nothing, assign, run
-from .base import Learner
+from ..undo import Operations
+from .base import StepLearner
 from .nearest_mean import NearestMean
 
 
-class SCR(Learner):
+class SCR(StepLearner):
     """SCR (Mai et al. 2021, "Supervised Contrastive Replay").
 
         B ← B_n ∪ B_M                              B_M: ``budget`` stored samples, of all tasks
@@ -84,31 +84,24 @@ class SCR(Learner):
         self.budget, self.temperature = budget, temperature
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = NearestMean(network, memory, head=head)
-        self._parts: list[Undoable] = [network, memory, *([] if self.augment is None else [self.augment])]
 
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
-        network, memory = self.network, self.memory
+    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
+        incoming = super()._accept(x, y, task, **columns)
         self.nearest.check(incoming.y)
-        with self.lock, all_or_nothing(*self._parts) as commit:
-            stored = memory.check(incoming)
-            step: Operations = ()
-            with network.training(self.updates):
-                for _ in range(self.updates):
-                    run(step)
-                    replayed = memory.sample(self.budget) if len(memory) else None  # B_M
-                    batch = incoming if replayed is None else joined(incoming, replayed)  # B
-                    views = joined(batch, batch if self.augment is None else self.augment(batch))  # V
-                    outputs = network(network.ready(views.x))
-                    finite(outputs.norm())  # an infinite one would be scaled to zero
-                    losses = self.loss(outputs, views.to(network.device), False)  # ℓ
-                    finite(losses.mean())
-                    step = network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
-            memory.keep(incoming, stored)  # M ← UpdateMemory(B_n)
-            commit(step, assign(self, progress=self.progress.after(incoming, self.updates)))
+        return incoming
+
+    def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
+        network, memory = self.network, self.memory
+        replayed = memory.sample(self.budget) if len(memory) else None  # B_M
+        batch = incoming if replayed is None else joined(incoming, replayed)  # B
+        views = joined(batch, batch if self.augment is None else self.augment(batch))  # V
+        outputs = network(network.ready(views.x))
+        finite(outputs.norm())  # an infinite one would be scaled to zero
+        losses = self.loss(outputs, views.to(network.device), False)  # ℓ
+        finite(losses.mean())
         first, second = losses.detach().view(2, -1).mean(0).tensor_split([len(incoming)])
-        return Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+        step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+        return step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
 
     def _evaluate(self, x: Tree) -> Tensor:
         return self.nearest.logits(x)
