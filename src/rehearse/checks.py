@@ -91,6 +91,10 @@ def check_not_negative(**numbers: Any) -> None:
     _each(numbers, lambda number: is_number(number) and 0 <= number < math.inf, "a number that is not negative")
 
 
+def check_above_zero(**numbers: Any) -> None:
+    _each(numbers, lambda number: is_number(number) and 0 < number < math.inf, "a positive number")
+
+
 def check_fractions(**numbers: Any) -> None:
     _each(numbers, lambda number: is_number(number) and 0 <= number <= 1, "a number between 0 and 1")
 

@@ -59,6 +59,11 @@ class Growth(NamedTuple):
     operations: Operations
     """What puts it in place, for a commit."""
 
+    def appended_to(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return earlier tensors of the model with the new outputs beside those that they have."""
+        rows = {name: values[len(held[name]) :].to(held[name]) for name, values in self.values.items() if name in held}
+        return {**held, **{name: torch.cat([held[name], added]) for name, added in rows.items()}}
+
 
 @torch.no_grad()
 def growth(model: nn.Module, optimizer: torch.optim.Optimizer, classes: int) -> Growth:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .checks import check, count, is_number, is_whole
+from .checks import check, check_above_zero, count, is_whole
 from .errors import InvalidInput
 from .losses import at_least_float32
 from .network import Network
@@ -139,8 +139,7 @@ class LatentSearch:
         self.sums: list[float] = []
         if not is_whole(self.steps) or self.steps < 0:
             raise InvalidInput(f"the search takes {self.steps!r} steps; that must be a whole number, 0 or more")
-        if not is_number(self.step_size) or not 0 < self.step_size < math.inf:
-            raise InvalidInput(f"the step size of the search is {self.step_size!r}; it must be a positive number")
+        check_above_zero(step_size=self.step_size)
 
     def __call__(self, objective: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
         """Return the points that ascending from ``start`` leads to, or None if they are not finite."""

@@ -22,8 +22,7 @@ from .described import Described
 from .errors import InvalidInput, InvalidType
 from .learners import Learner
 from .memory import ReservoirMemory
-from .memory.columns import checked_samples
-from .memory.ids import ID, no_ids, one_id_per_sample
+from .memory.columns import ID, checked_samples, no_ids, one_id_per_sample
 from .random import numpy_generator
 from .serving import decided
 from .undo import all_or_nothing, assign

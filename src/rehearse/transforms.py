@@ -149,15 +149,6 @@ class Augmentation:
         """Load a ``state`` that `state_dict` returned."""
         self.generator.set_state(state["generator"].cpu())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A generator is copied by its state."""
-        return {"transform": self.transform, **self.state_dict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore what `__getstate__` returned."""
-        self.transform, self.generator = state["transform"], Generator()
-        self.load_state_dict(state)
-
     def __repr__(self) -> str:
         """Name the transform."""
         return short(self.transform)

@@ -15,7 +15,7 @@ from rehearse.errors import InvalidInput, InvalidType
 from rehearse.learners import AGEM, GEM, ICaRL
 from rehearse.losses import DarkExperience
 from rehearse.memory import ExemplarMemory, TaskRingMemory
-from rehearse.memory.ids import NO_ID, as_ids
+from rehearse.memory.columns import NO_ID, as_ids
 from sameness import assert_same
 
 FEATURES, CLASSES = 4, 4

@@ -12,7 +12,7 @@ from scipy import stats
 
 from rehearse import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
 from rehearse.errors import InvalidInput, InvalidType
-from rehearse.memory.ids import as_ids
+from rehearse.memory.columns import as_ids
 
 POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
 

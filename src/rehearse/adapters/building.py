@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Kind
 from ..batchnorm import BatchNormPolicy
-from ..checks import check_choice, check_positive, check_switches, is_number
-from ..errors import InvalidInput, InvalidType
+from ..checks import check_above_zero, check_choice, check_positive, check_switches
+from ..errors import InvalidType
 from ..heads import outputs
 from ..learners import Learner, Replay
 from ..memory import ClassBalancedMemory, Memory, ReservoirMemory, RingMemory
@@ -87,9 +87,7 @@ def build_learner(
         floats: Whether inputs are measurements, to be scaled, and not bytes or token ids.
     """
     check_choices(of)
-    rate = of.learning_rate
-    if not is_number(rate) or not rate > 0:
-        raise InvalidInput(f"learning_rate is {rate!r}; it must be positive")
+    check_above_zero(learning_rate=of.learning_rate)
     retrieval: Retrieval = Uniform()
     if of.retrieval == "most-interfered":
         # Adam's step is nothing like gradient descent with its learning rate: look ahead to the one that is taken.
@@ -100,7 +98,7 @@ def build_learner(
     dtype = next(model.parameters()).dtype
     learner = Replay(
         model,
-        OPTIMIZERS[of.optimizer](model.parameters(), lr=float(rate)),
+        OPTIMIZERS[of.optimizer](model.parameters(), lr=float(of.learning_rate)),
         MEMORIES[of.memory](of.memory_size, seed=seed),
         retrieval,
         budget=of.budget,

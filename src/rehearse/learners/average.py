@@ -70,12 +70,7 @@ class Average:
 
     def grow(self, grown: Growth) -> Operations:
         """Return what gives the averaged head the new outputs too."""
-        added = {
-            name: torch.cat([self.tensors[name], values[len(self.tensors[name]) :]])
-            for name, values in grown.values.items()
-            if name in self.tensors
-        }
-        return assign(self, tensors=self.tensors | added)
+        return assign(self, tensors=grown.appended_to(self.tensors))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the averaged parameters, by name."""

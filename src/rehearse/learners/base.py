@@ -8,7 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import repeat
 from operator import call
 from typing import Any, ClassVar, Self
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, given, kind_of, one_tensor, tree_map, tree_parts, unchanged
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
-from ..checks import anything, check, check_model, check_positive
+from ..checks import check, check_model, check_positive
 from ..described import Described, short
 from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
 from ..engine import Plain
@@ -25,8 +24,7 @@ from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import MOST, Growth, find_head, growth
 from ..losses import CrossEntropy, as_loss, reads_average
 from ..memory import Memory
-from ..memory.columns import checked_samples, columns_to_store
-from ..memory.ids import ID
+from ..memory.columns import ID, checked_samples, columns_to_store
 from ..network import Network
 from ..network.states import PROGRESS, load_network_state, move_network, network_state, untouched
 from ..random import borrowed
@@ -339,17 +337,10 @@ class Learner(Described, ABC):
     def _read_only(self) -> Iterator[None]:
         """Hold the lock, and leave the counts of passed samples, torch's grad mode and the models as they are."""
         with self.lock:
-            networks, grad = self._networks(), torch.is_grad_enabled()
-            counts, models = [network.samples_passed for network in networks], [*map(untouched, networks)]
-
-            def restore() -> None:
-                torch.set_grad_enabled(grad)
-                run(map(setattr, networks, repeat("samples_passed"), counts))
-                run(map(call, models))
-
+            restores = [partial(torch.set_grad_enabled, torch.is_grad_enabled()), *map(untouched, self._networks())]
             # Copies and statistics outlive the caller's inference mode; leaving it costs time only where it is on.
             kept = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-            with kept, restoring(restore):
+            with kept, restoring(lambda: run(map(call, restores))):
                 yield
 
     def _networks(self) -> list[Network]:
@@ -408,12 +399,10 @@ class Learner(Described, ABC):
                 raise CheckpointError(f"the state does not fit this {type(self).__name__}: {problem}") from problem
 
     def _load(self, state: dict[str, Any]) -> None:
-        parts = dict.fromkeys(("network", "random", "batchnorm", "own"), dict) | {"learner": str}
-        memory = None if self.memory is None else dict
-        check(state, {**parts, "progress": PROGRESS, "memory": memory}, f"the state of this {type(self).__name__}")
+        form = dict.fromkeys(("network", "random", "batchnorm", "own"), dict) | {"learner": str, "progress": PROGRESS}
+        check(state, form | {"memory": self.memory and dict}, f"the state of this {type(self).__name__}")
         load_network_state(self.network, state["network"])
         self.network.random.set(state["random"])
-        check(state["batchnorm"], dict.fromkeys(self.batchnorm.state_dict(), anything), "the batch-norm state")
         self.batchnorm.load_state_dict(state["batchnorm"])
         progress = Progress(*state["progress"])
         if self.loss.kind not in (None, progress.kind) and (self.loss.kind, progress.kind) != ("classes", "tokens"):
@@ -476,7 +465,6 @@ class StepLearner(Learner):
         incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(*self._undone()) as commit:
             stored = {} if self.memory is None else self.memory.check(incoming)
-            self._enter(incoming)
             operations: Operations = ()
             with self.network.training(self.updates, incoming.x):
                 for _ in range(self.updates):
@@ -489,9 +477,6 @@ class StepLearner(Learner):
     @abstractmethod
     def _step(self, incoming: Batch) -> tuple[Step, Tree | None, Operations]:
         """Return what one update does, the logits of the batch if they may not be classes, and the optimizer's step."""
-
-    def _enter(self, incoming: Batch) -> None:
-        """Do what comes before the steps."""
 
     def _store(self, samples: Batch, columns: dict[str, Tensor]) -> None:
         if self.memory is not None:

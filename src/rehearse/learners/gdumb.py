@@ -154,10 +154,8 @@ class GDumb(Learner):
 
     def _grow_with(self, grown: Growth) -> Operations:
         """New outputs have their first weights in every later training."""
-        held = {name: self._initial[name] for name in grown.values}
-        initial = {name: torch.cat([first, grown.values[name][len(first) :].to(first)]) for name, first in held.items()}
         trained = (None, {}) if self._trained[1] else self._trained
-        return assign(self, _initial=self._initial | initial, _trained=trained)
+        return assign(self, _initial=grown.appended_to(self._initial), _trained=trained)
 
     def _own_state(self) -> dict[str, Any]:
         trained = self._trained == (self.memory.changes, {})

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Step, Tree, checked_batch, task_column, tree_concatenate, tree_leaves
 from ..batchnorm import Clean
-from ..checks import alike, anything, check, check_choice, check_memory, check_positive, count, each, optional
+from ..checks import anything, check, check_choice, check_memory, check_positive, count, each, optional
 from ..diagnose import Diagnosing
 from ..engine import Plain, joined
 from ..errors import InvalidInput
 from ..heads import outputs
 from ..losses import as_loss, at_least_float32
 from ..memory import ExemplarMemory
-from ..memory.ids import ID, matching, named_ids, no_ids
+from ..memory.columns import ID, matching, named_ids, no_ids
 from ..network import Network, finite
+from ..network.states import copied_frozen
 from ..serving import Served
 from ..undo import Operations, Restore, Undoable, all_or_nothing, assign, restoring
 from .base import StepLearner
@@ -112,12 +113,10 @@ class ICaRL(StepLearner):
         self._check_labels(incoming)
         return incoming
 
-    def _enter(self, incoming: Batch) -> None:
-        if isinstance(incoming.task, int) and incoming.task != self.task:
-            self._end_task()
-
     def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
         network, memory = self.network, self.memory
+        if isinstance(incoming.task, int) and incoming.task != self.task:
+            self._end_task()
         stored = memory.eligible(incoming.task) > 0
         replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
         batch = incoming if replayed is None else joined(incoming, replayed)  # B
@@ -259,15 +258,16 @@ class ICaRL(StepLearner):
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
         label = each(lambda one: count(one) and one < (outputs(self.model) or 2**53))
-        form = {"old": optional(alike(self.network.frozen())), "past_labels": label, "labels": label}
+        form = {"old": anything, "past_labels": label, "labels": label}
         samples = {"x": anything, "y": Tensor, "task": Tensor, "columns": dict}
         check(state, {**form, "kept": optional(samples), "most_kept_bytes": count}, "what ICaRL knows of its tasks")
-        old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
+        _, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
         batch = None if kept is None else Batch(**kept)
         if batch is not None:
             ids = {name: torch.empty(len(batch), dtype=torch.int64) for name in ("task", *batch.columns)}
             check({"task": batch.task, **batch.columns}, ids, "the running task's samples")
             self._check_stored(checked_batch(batch.x, batch.y))
+        old = copied_frozen(self.network, state["old"])
         self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if batch is None else (batch,), most)
 
 

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..batch import Batch, Kind, Step, Tree
-from ..checks import check_memory, check_not_negative, check_positive
+from ..checks import check_above_zero, check_memory, check_positive
 from ..described import Described
 from ..engine import joined
-from ..errors import InvalidInput
 from ..losses import at_least_float32
 from ..memory import Memory
 from ..network import Network, finite
@@ -120,9 +119,7 @@ class SupervisedContrastive(Described):
 
     def __init__(self, temperature: float = 0.07) -> None:
         """Set τ."""
-        check_not_negative(temperature=temperature)
-        if temperature == 0:
-            raise InvalidInput("temperature is 0; it must be positive")
+        check_above_zero(temperature=temperature)
         self.temperature = temperature
 
     def __call__(self, logits: Tensor, batch: Batch, replayed: bool) -> Tensor:

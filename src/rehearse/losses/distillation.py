@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Batch, Kind
-from ..checks import check_not_negative
+from ..checks import check_above_zero, check_not_negative
 from ..described import Described
-from ..errors import InvalidInput
 from ..memory.columns import columns_to_store
 from .base import class_logits
 from .convert import as_loss, counted, per_sample
@@ -34,9 +33,8 @@ class AveragedDistillation(Described):
 
     def __init__(self, weight: float = 5.5, temperature: float = 4.0, loss: Any = None) -> None:
         """Set the ``weight``, the ``temperature`` T, and ℓ; the source has 5.5 and 4."""
-        check_not_negative(weight=weight, temperature=temperature)
-        if temperature == 0:
-            raise InvalidInput("temperature is 0; it must be positive")
+        check_not_negative(weight=weight)
+        check_above_zero(temperature=temperature)
         self.weight, self.temperature, self.loss = weight, temperature, as_loss(loss)
         self.kind: Kind | None = self.loss.kind
         self.counts = getattr(self.loss, "counts", None)

@@ -20,8 +20,7 @@ from ..errors import CheckpointError, InvalidInput
 from ..random import numpy_generator
 from ..undo import Restore, all_or_nothing
 from .changes import Changes, attributes
-from .columns import OPTIONAL, checked_columns
-from .ids import matching, named_ids, slot_numbers
+from .columns import OPTIONAL, checked_columns, matching, named_ids, slot_numbers
 from .index import EMPTY, Slots, TaskIndex, in_parts
 from .mapped import MappedFile
 from .rows import ARRIVED, TARGET, TASK, Rows, as_batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..batch import Batch, task_column
-from ..errors import InvalidInput
+from ..checks import check_limit
 from .base import Memory
 from .index import EMPTY, Slots
 from .rows import ARRIVED
@@ -27,8 +27,7 @@ class TaskRingMemory(Memory):
             seed: Decides which samples are drawn.
         """
         super().__init__(capacity, seed=seed)
-        if tasks is not None and (isinstance(tasks, bool) or not isinstance(tasks, int) or tasks < 1):
-            raise InvalidInput(f"tasks is {tasks!r}; it must be a positive number, or None if it is unknown")
+        check_limit(tasks=tasks)
         self.tasks = tasks
 
     def share(self, batch: Batch) -> int:

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import check_choice
+from ..checks import check_choice, check_positive
 from ..errors import InvalidInput
 
 Norm = Literal["batch", "group"]
@@ -41,8 +41,7 @@ class ReducedResNet18(nn.Module):
     ) -> None:
         """Set the number of ``classes`` and of filters, the ``input_shape`` of one image, and the normalization."""
         super().__init__()
-        if classes < 1 or base < 1:
-            raise InvalidInput(f"classes and base must be at least 1; got classes={classes}, base={base}")
+        check_positive(classes=classes, base=base)
         check_choice(get_args(Norm), norm=norm)
         if norm == "group" and base % GROUPS:
             raise InvalidInput(f"group-norm needs base to be a multiple of {GROUPS}; got base={base}")

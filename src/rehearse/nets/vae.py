@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import check_choice, check_positive
+from ..checks import check_above_zero, check_choice, check_positive
 from ..errors import InvalidInput
 from ..latent import Elbo, gaussian_kl
 from ..losses import at_least_float32
@@ -66,8 +66,7 @@ class VAE(nn.Module):
         check_positive(features=features, depth=depth, hidden=hidden, latent=latent)
         check_choice(get_args(Reconstruction), reconstruction=reconstruction)
         check_choice(get_args(Divergence), kl=kl)
-        if not 0 < sigma < math.inf:
-            raise InvalidInput(f"sigma is {sigma!r}; a standard deviation is positive")
+        check_above_zero(sigma=sigma)
         self.latent = latent
         self.reconstruction, self.sigma, self.kl = reconstruction, sigma, kl
         self.encoder = nn.Sequential(nn.Flatten(), *_layers(features, hidden, depth, dropout))

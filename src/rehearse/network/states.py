@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..batch import Kind, tree_leaves
-from ..checks import anything, check, count, each, optional
+from ..checks import alike, anything, check, count, each, optional
 from ..errors import CheckpointError
 from ..heads import fit
 from ..random import borrowed
@@ -44,14 +44,8 @@ def load_network_state(network: Network, state: dict[str, Any]) -> None:
     Raises:
         CheckpointError: If the state is of another model or optimizer.
     """
-    observed = {} if network.observer is None else {"prepare": dict}
-    check(
-        state,
-        dict.fromkeys(("model", "buffers", "optimizer"), dict)
-        | {"optimizer_kind": str, "samples_passed": count}
-        | observed,
-        f"the {network.name}'s state",
-    )
+    form = dict.fromkeys(("model", "buffers", "optimizer"), dict) | {"optimizer_kind": str, "samples_passed": count}
+    check(state, form | ({"prepare": dict} if network.observer is not None else {}), f"the {network.name}'s state")
     weights = _with_frozen(network.model.state_dict(), state["model"])
     fit(network.model, network.optimizer, weights, network.least_outputs)
     unsaved = _unsaved_buffers(network.model)
@@ -102,6 +96,12 @@ def copied(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[st
     return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
+def copied_frozen(network: Network, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+    """Return copies of what `Network.frozen` returned once, perhaps with a smaller head; None stays."""
+    check(state, optional(alike(network.frozen())), f"the {network.name} as it was")
+    return None if state is None else copied(state, network.device)
+
+
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Return the buffers that torch leaves out of a state, but that a pass may move."""
     saved = model.state_dict()
@@ -132,13 +132,14 @@ def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
 
 
 def untouched(network: Network) -> Restore:
-    """Return a function that gives a model which a look calls itself its own tensors and modes back."""
+    """Return a function that restores the count of passed samples and, if looks call the model itself, the model."""
     modules = [] if network.twin.module is not network.model else list(network.model.modules())
     held = [own for module in modules for own in (module._parameters, module._buffers)]
-    own, modes = [dict(one) for one in held], [module.training for module in modules]
+    own, modes, passed = [dict(one) for one in held], [module.training for module in modules], network.samples_passed
 
     def restore() -> None:
         run(map(dict.update, held, own))
         run(map(setattr, modules, repeat("training"), modes))
+        network.samples_passed = passed
 
     return restore

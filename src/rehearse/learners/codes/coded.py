@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import anything, check, check_choice, check_positive, check_rebuilt, count, optional
+from ...checks import check, check_choice, check_positive, check_rebuilt, count, optional
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -203,10 +203,10 @@ class CodedMemory:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        counts = {"seed": count, "steps": count, "unprepared_batches": count, "prepared_task": optional(count)}
+        counts = {**dict.fromkeys(COUNTS, count), "prepared_task": optional(count)}
         shape = optional((str, lambda sizes: type(sizes) is tuple and all(map(count, sizes))))
-        parts = {"begun": optional((count, count, count)), "autoencoder": dict, "random": dict, "codec": dict}
-        check(state, {**dict.fromkeys(state, anything), **counts, **parts, "input": shape}, "the codes")
+        form = counts | {"begun": optional((count, count, count)), "input": shape}
+        check({name: state[name] for name in form}, form, "the codes")
         load_network_state(self.network, state["autoencoder"])
         self.network.random.set(state["random"])
         self.codec, self.input = self.codec.loaded(state["codec"]), None

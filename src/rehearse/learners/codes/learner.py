@@ -12,19 +12,7 @@ from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
-from ...checks import (
-    alike,
-    anything,
-    check,
-    check_memory,
-    check_positive,
-    check_second,
-    check_switches,
-    check_task,
-    count,
-    is_number,
-    optional,
-)
+from ...checks import check_fractions, check_memory, check_positive, check_second, check_switches, check_task
 from ...diagnose import Diagnosing
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
@@ -32,7 +20,7 @@ from ...latent import LatentSearch, View
 from ...losses import at_least_float32
 from ...memory import Memory
 from ...network import NamedGradient, Network, Tensors, finite
-from ...network.states import copied
+from ...network.states import copied_frozen
 from ...random import RandomState, borrowed
 from ...serving import FrozenNetwork, Served
 from ...undo import Operations, Restore, all_or_nothing, assign, run
@@ -147,8 +135,7 @@ class CodeReplay(Learner):
         check_positive(budget=budget, copies=copies, snapshot_every=snapshot_every)
         if budget % copies:
             raise InvalidInput(f"a budget of {budget} cannot be {copies} copies of each code; it must be a multiple")
-        if not is_number(replay_share) or not 0 <= replay_share <= 1:
-            raise InvalidInput(f"replay_share is {replay_share!r}; it must be between 0 and 1")
+        check_fractions(replay_share=replay_share)
         check_switches(autoencode_incoming=autoencode_incoming, autoencode_test=autoencode_test)
         check_switches(autoencode_virtual=autoencode_virtual, exclude_current_task=exclude_current_task)
         check_search(search, budget // copies)
@@ -350,14 +337,12 @@ class CodeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        form = {"previous": optional(alike(self.network.frozen())), "search": optional(dict)}
-        check(state, dict.fromkeys(state, anything) | form | {"batches_since_snapshot": count}, "what CodeReplay knows")
         if (state["search"] is None) != (self.search is None):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
-        self.previous = None if state["previous"] is None else copied(state["previous"], self.device)
-        self._batches_since_snapshot = state["batches_since_snapshot"]
+        self.previous = copied_frozen(self.network, state["previous"])
+        self._batches_since_snapshot = int(state["batches_since_snapshot"])
         for search in self._searches():
             search.load_state_dict(state["search"])
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, tree_map, unchanged
-from ...checks import alike, check, check_not_negative, check_positive, check_second, check_switches, count, optional
+from ...checks import alike, check, check_not_negative, check_positive, check_second, check_switches, optional
 from ...errors import CheckpointError, InvalidInput
 from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
 from ...network import NamedGradient, Network, Tensors
-from ...network.states import copied, load_network_state, network_state
+from ...network.states import copied, copied_frozen, load_network_state, network_state
 from ...random import RandomState, borrowed
 from ...undo import Operations, all_or_nothing, assign, run
 from ..base import Learner
@@ -327,20 +327,17 @@ class GenerativeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
-        networks = [alike(network.frozen()) for network in self._networks()]
-        form = {"generator": dict, "previous": optional(networks), "counts": [count, count], "gradients": list}
-        check(state, form | {"retrievals": dict}, "what GenerativeReplay knows of its past")
         if state["retrievals"].keys() != self._retrievals().keys():
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
         load_network_state(self.generator_network, state["generator"])
-        copy = partial(copied, device=self.device)
         for network, gradient in zip(self._networks(), state["gradients"], strict=True):
             held = {name: one for name, (one, _) in network.trainable().items() if name in (gradient or ())}
             check(gradient, optional(alike(held)), "the last gradient")
-        previous = None if state["previous"] is None else Previous(*map(copy, state["previous"]))
-        gradients = [None if one is None else NamedGradient(copy(one)) for one in state["gradients"]]
-        batches, samples = state["counts"]
+        old = [copied_frozen(*pair) for pair in zip(self._networks(), state["previous"] or (None, None), strict=True)]
+        previous = None if None in old else Previous(*old)
+        gradients = [None if one is None else NamedGradient(copied(one, self.device)) for one in state["gradients"]]
+        batches, samples = map(int, state["counts"])
         self.past = Past(previous, batches, samples, tuple(gradients))
         for name, retrieval in self._retrievals().items():
             retrieval.search.load_state_dict(state["retrievals"][name])

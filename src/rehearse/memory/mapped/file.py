@@ -31,9 +31,8 @@ from ...errors import CheckpointError, InvalidInput, InvalidType
 from ...files import flush, lock, remove, replace_file, unlock, write_at
 from ..changes import Changes
 from ..index import Slots, in_parts
-from .header import FIXED, PAGE, Header
 from .journal import FORGOTTEN, ROW, Bytes, Journal, generations, journal_path, kinds_of
-from .layout import Layout
+from .layout import FIXED, PAGE, Header, Layout
 
 RESIDENT: Final = 128 * 2**20  # bytes of the file that may stay mapped in; the system keeps its own cache of it
 AROUND: Final = 16 * PAGE  # what Linux maps in around a byte that is touched
@@ -108,10 +107,8 @@ class MappedFile:
             remove(self.path)
 
     def _open(self) -> None:
-        opened = ExitStack()  # owns the descriptor from the moment there is one: an interrupt leaves nothing locked
-        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
         try:
-            descriptor, header = self._locked(opened)
+            descriptor, header = self._locked()
             layout, found = Layout(header.layout), os.fstat(descriptor).st_size
             size = header.size + self.capacity * layout.row_bytes
             if header.capacity != self.capacity or found < size:
@@ -130,15 +127,15 @@ class MappedFile:
     def _confirmed(self) -> bool:
         """Whether a checkpoint goes with the file that is there."""
         self.close()  # what an interrupted call left open
-        opened = ExitStack()
-        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
         try:
-            return bool(self._locked(opened)[1].confirmed)
+            return bool(self._locked()[1].confirmed)
         finally:
             self.close()
 
-    def _locked(self, opened: ExitStack) -> tuple[int, Header]:
+    def _locked(self) -> tuple[int, Header]:
         """Open the file, lock it (two memories that write to one file would undo each other) and read its header."""
+        opened = ExitStack()  # owns the descriptor from the moment there is one: an interrupt leaves nothing locked
+        self._process, self._close = os.getpid(), weakref.finalize(self, opened.close)
         try:
             file = opened.enter_context(FileIO(self.path, "r+"))
         except OSError as problem:
