@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from inspect import isabstract
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +105,13 @@ def check_coefficients(**weights: Any) -> None:
 
 def check_choice(known: Iterable[str], **values: Any) -> None:
     _each(values, lambda value: isinstance(value, str) and value in known, f"one of {', '.join(known)}")
+
+
+def check_literals(of: object) -> None:
+    """Refuse attributes that are none of the values that their class's annotations name."""
+    for name, kind in get_type_hints(type(of)).items():
+        if get_origin(kind) is Literal:
+            check_choice(get_args(kind), **{name: getattr(of, name)})
 
 
 def check_switches(**switches: Any) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
 from ..batch import Batch, highest
-from ..checks import check_choice, check_limit, check_positive
+from ..checks import check_limit, check_literals, check_positive
 from ..described import Described
 from ..engine import Engine, Layers
 from ..memory import Memory
@@ -58,9 +58,7 @@ class MostInterfered(Described):
         """Check the arguments."""
         check_limit(candidates=self.candidates)
         check_positive(every=self.every)
-        check_choice(("mi1", "mi2"), criterion=self.criterion)
-        check_choice(get_args(Layers), layers=self.layers)
-        check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
+        check_literals(self)
 
     def __call__(self, memory: Memory, incoming: Batch, gradient: Any, engine: Engine, budget: int) -> Retrieved:
         """Return the candidates with the highest interference; ties go to the lower slot."""

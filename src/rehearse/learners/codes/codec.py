@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 
-from ...checks import check, check_choice, check_rebuilt
+from ...checks import check, check_literals, check_rebuilt
 from ...errors import CheckpointError, InvalidInput
 from ...memory import Memory
 from ...network import Network
@@ -50,8 +50,7 @@ class Codec:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        check_choice(get_args(CodeType), codes=self.codes)
-        check_choice(get_args(Statistics), statistics=self.statistics)
+        check_literals(self)
 
     def renewed(self, memory: Memory, sample: Tensor) -> Codec:
         """Return the same with the present autoencoder.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import check, check_choice, check_positive, check_rebuilt, count, optional
+from ...checks import check, check_literals, check_positive, check_rebuilt, count, optional
 from ...errors import InvalidInput
 from ...losses import at_least_float32
 from ...memory import Memory
@@ -45,7 +45,7 @@ class Schedule:
         """Check the numbers."""
         check_positive(autoencoder_epochs=self.epochs, autoencoder_budget=self.budget)
         check_positive(autoencoder_batch=self.batch, refresh_every=self.refresh_every)
-        check_choice(get_args(Refresh), refresh=self.refresh)
+        check_literals(self)
 
     def steps(self, samples: int) -> tuple[int, int]:
         """Return the number of steps in an epoch of so many samples, and in all epochs."""

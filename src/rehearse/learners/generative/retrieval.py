@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...checks import check_choice, check_positive, check_rebuilt, is_number
+from ...checks import check_literals, check_positive, check_rebuilt, is_number
 from ...errors import InvalidInput, InvalidType, NotFinite
 from ...latent import LatentSearch, View
 from ...network import NamedGradient, Network, VirtualStep
@@ -68,11 +68,7 @@ class LatentRetrieval:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        check_choice(("prior", "encoder"), init=self.init)
-        check_choice(("fresh", "stale"), gradient=self.gradient)
-        check_choice(("snapshot", "current"), reference=self.reference)
-        check_choice(get_args(Decode), decode=self.decode)
-        check_choice(get_args(VirtualStep), virtual_step=self.virtual_step)
+        check_literals(self)
         if not isinstance(self.search, LatentSearch) or not isinstance(self.coefficients, Coefficients):
             raise InvalidType("a retrieval is made of a LatentSearch and Coefficients: LatentRetrieval(search, ...)")
         check_positive(ranking=self.ranking)
