@@ -203,7 +203,7 @@ def test_divergence_and_entropy_of_impossible_classes_by_hand():
 
 @pytest.mark.parametrize("step_size", ["0.1", True, None, 0, -1.0, float("inf")])
 def test_a_step_size_is_a_positive_number(step_size):
-    with pytest.raises(InvalidInput, match="step size"):
+    with pytest.raises(InvalidInput, match="step_size"):
         LatentSearch(3, step_size)
 
 

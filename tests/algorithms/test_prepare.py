@@ -30,6 +30,7 @@ from rehearse import (
 from rehearse.errors import CheckpointError, InvalidInput, NotFinite
 from rehearse.fast.dense import Dense
 from rehearse.learners.gdumb import GDumb
+from rehearse.learners.scr import SCR
 from rehearse.memory import ExemplarMemory
 from rehearse.nets import MLP
 from sameness import assert_same
@@ -49,6 +50,7 @@ def learner(kind: Any = Replay, scaler: Any = None, **options: Any) -> Learner:
     model = MLP(5, (8,), 3)
     memory = {
         Replay: lambda: (ReservoirMemory(20),),
+        SCR: lambda: (ReservoirMemory(20),),
         GDumb: lambda: (rehearse.ClassBalancedMemory(20),),
         ICaRL: lambda: (ExemplarMemory(20),),
         GEM: lambda: (TaskRingMemory(20),),
@@ -112,7 +114,7 @@ def test_samples_are_stored_raw_and_replayed_with_the_present_statistics(
     assert all(any(torch.equal(row, other) for other in seen) for row in ours.memory.all().x)
 
 
-@pytest.mark.parametrize("kind", [Replay, Finetune, GEM, AGEM, ICaRL, GDumb])
+@pytest.mark.parametrize("kind", [Replay, Finetune, GEM, AGEM, ICaRL, SCR, GDumb])
 def test_every_learner_of_stored_inputs_observes_them_once(kind: Any) -> None:
     one = learner(kind, updates=1) if kind is not GDumb else learner(kind)
     for number, (x, y) in enumerate(stream(3)):

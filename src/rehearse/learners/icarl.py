@@ -25,10 +25,8 @@ from ..memory import ExemplarMemory
 from ..memory.columns import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..network.states import copied_frozen
-from ..serving import Served
 from ..undo import Operations, Restore, Undoable, all_or_nothing, assign, restoring
-from .base import StepLearner
-from .nearest_mean import NearestMean
+from .nearest_mean import NearestMean, NearestMeanLearner
 
 Keep = Literal["memory", "task"]
 
@@ -46,7 +44,7 @@ class Tasks(NamedTuple):
     most_kept_bytes: int = 0
 
 
-class ICaRL(StepLearner):
+class ICaRL(NearestMeanLearner):
     """iCaRL (Rebuffi et al. 2017, "Incremental Classifier and Representation Learning"), online.
 
         B ← B_n ∪ B_P                                      the incoming batch and ``budget`` exemplars of past tasks
@@ -108,11 +106,6 @@ class ICaRL(StepLearner):
         self.budget, self.keep = budget, keep
         self.tasks = Tasks()
 
-    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
-        incoming = super()._accept(x, y, task, **columns)
-        self._check_labels(incoming)
-        return incoming
-
     def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
         network, memory = self.network, self.memory
         if isinstance(incoming.task, int) and incoming.task != self.task:
@@ -138,7 +131,7 @@ class ICaRL(StepLearner):
             return super().remember(data, limit)
 
     def _store_known(self, known: Batch) -> None:
-        self._check_labels(known)
+        self.nearest.check(known.y)
         known = replace(known, columns={name: ids for name, ids in known.columns.items() if name == ID})
         columns = self.memory.check(known)
         if not bool(self.nearest.features(known.x).isfinite().all()):
@@ -172,11 +165,6 @@ class ICaRL(StepLearner):
 
     # ---------------------------------------------------------------------------------------------------- learning
 
-    def _check_labels(self, samples: Batch) -> None:
-        if samples.y.ndim != 1:
-            raise InvalidInput(f"iCaRL learns one class per sample; these targets have shape {tuple(samples.y.shape)}")
-        self.nearest.check(samples.y)
-
     def _new_labels(self, samples: Batch) -> frozenset[int]:
         return self.tasks.labels.union(samples.y.tolist())
 
@@ -194,7 +182,7 @@ class ICaRL(StepLearner):
 
     def _diagnosing(self, batch: Batch) -> Diagnosing:
         """Judge samples as in a step of the running task: against [y = c], and against the old network."""
-        self._check_labels(batch)
+        self.nearest.check(batch.y)
         new = self._new_labels(batch)
         plain = Plain(self.network, as_loss(lambda logits, samples, _: self._losses(logits, samples, new)), Clean())
         return plain, plain.virtual_gradient(batch), "optimizer", "all"
@@ -229,14 +217,6 @@ class ICaRL(StepLearner):
     def snapshot(self) -> Restore:
         """Return a function that restores what is known of the tasks."""
         return partial(setattr, self, "tasks", self.tasks)
-
-    # -------------------------------------------------------------------------------------------------- predicting
-
-    def _evaluate(self, x: Tree) -> Tensor:
-        return self.nearest.logits(x)
-
-    def _served(self) -> Served:
-        return self.nearest.served()
 
     # ------------------------------------------------------------------------------------------------------- state
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Tree, tree_parts
+from ..batch import Batch, Tree, tree_parts
 from ..batchnorm import versions
 from ..errors import InvalidInput
 from ..heads import find_head, outputs
@@ -19,6 +19,7 @@ from ..memory import Memory
 from ..memory.index import in_parts
 from ..network import Network
 from ..serving import FrozenNetwork, Served
+from .base import StepLearner
 
 AT_ONCE: Final = 1000
 
@@ -97,6 +98,23 @@ class NearestMean:
                 f"a predictor by the nearest mean needs a model whose output is that of {self.head!r}, its last layer"
             )
         return served
+
+
+class NearestMeanLearner(StepLearner):
+    """A learner that predicts by the nearest mean alone."""
+
+    nearest: NearestMean
+
+    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
+        incoming = super()._accept(x, y, task, **columns)
+        self.nearest.check(incoming.y)
+        return incoming
+
+    def _evaluate(self, x: Tree) -> Tensor:
+        return self.nearest.logits(x)
+
+    def _served(self) -> Served:
+        return self.nearest.served()
 
 
 def class_means(features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,14 +15,12 @@ from ..engine import joined
 from ..losses import at_least_float32
 from ..memory import Memory
 from ..network import Network, finite
-from ..serving import Served
 from ..transforms import Augmentation, Transform
 from ..undo import Operations
-from .base import StepLearner
-from .nearest_mean import NearestMean
+from .nearest_mean import NearestMean, NearestMeanLearner
 
 
-class SCR(StepLearner):
+class SCR(NearestMeanLearner):
     """SCR (Mai et al. 2021, "Supervised Contrastive Replay").
 
         B ← B_n ∪ B_M                              B_M: ``budget`` stored samples, of all tasks
@@ -84,11 +81,6 @@ class SCR(StepLearner):
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = NearestMean(network, memory, head=head)
 
-    def _accept(self, x: Tree, y: Any, task: Any, **columns: Any) -> Batch:
-        incoming = super()._accept(x, y, task, **columns)
-        self.nearest.check(incoming.y)
-        return incoming
-
     def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
         network, memory = self.network, self.memory
         replayed = memory.sample(self.budget) if len(memory) else None  # B_M
@@ -101,12 +93,6 @@ class SCR(StepLearner):
         first, second = losses.detach().view(2, -1).mean(0).tensor_split([len(incoming)])
         step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
         return step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
-
-    def _evaluate(self, x: Tree) -> Tensor:
-        return self.nearest.logits(x)
-
-    def _served(self) -> Served:
-        return self.nearest.served()
 
 
 class SupervisedContrastive(Described):
