@@ -12,8 +12,7 @@ from ..batch import Batch, Step, Tree
 from ..checks import check_budget, check_memory, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..undo import Operations
-from .base import StepLearner
+from .base import StepLearner, Updates
 
 
 class AGEM(StepLearner):
@@ -55,14 +54,15 @@ class AGEM(StepLearner):
         check_budget(budget, model)
         self.budget = budget
 
-    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
+    def _steps(self, incoming: Batch) -> Updates:
         memory, replayed, replayed_loss = self.memory, None, None
-        loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
-        if memory.eligible(incoming.task) > needs_two_samples(self.model):
-            replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
-            replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
-            gradient = project(gradient, reference)
-        return Step(loss, replayed_loss, replayed), logits, self.network.step(gradient)  # θ ← SGD(g)
+        for _ in range(self.updates):
+            loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
+            if memory.eligible(incoming.task) > needs_two_samples(self.model):
+                replayed = memory.sample(self.budget, exclude_task=incoming.task)  # B_M
+                replayed_loss, reference, *_ = self.plain.gradient(replayed, replayed=True)  # r
+                gradient = project(gradient, reference)
+            yield Step(loss, replayed_loss, replayed), logits, self.network.step(gradient)  # θ ← SGD(g)
 
 
 def project(gradient: NamedGradient, reference: NamedGradient) -> NamedGradient:

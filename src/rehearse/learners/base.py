@@ -34,6 +34,8 @@ from ..undo import Operations, Undoable, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
 
+Updates = Iterator[tuple[Step, Tree | None, Operations]]
+
 
 class Learner(Described, ABC):
     """A model that learns from a stream, one batch at a time, each batch once.
@@ -288,9 +290,8 @@ class Learner(Described, ABC):
     def _inputs(self, x: Tree) -> Tensor:
         """Return inputs as all networks of the learner take them: one tensor of real numbers."""
         if self.network.observer is not None:
-            raise InvalidInput(
-                f"{type(self).__name__} learns prepared inputs, so prepare must not change: use fixed statistics"
-            )
+            what = "learns prepared inputs, so prepare must not change: use fixed statistics"
+            raise InvalidInput(f"{type(self).__name__} {what}")
         return one_tensor(self.network.ready(x) if isinstance(x, Tensor) else None, self._networks()[-1].name)
 
     def _substitutes(self) -> dict[str, Tensor]:
@@ -350,11 +351,9 @@ class Learner(Described, ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """Move model and optimizer state to a ``device``; stored samples stay, and are moved as they are replayed."""
-        with self.lock:
-            own = self._own_state()
-            with restoring(partial(self._load_own_state, own)):  # goes where the networks are
-                for network in self._networks():
-                    move_network(network, device)
+        with self.lock, restoring(partial(self._load_own_state, self._own_state())):  # goes where the networks are
+            for network in self._networks():
+                move_network(network, device)
         return self
 
     def state_dict(self) -> dict[str, Any]:
@@ -464,19 +463,23 @@ class StepLearner(Learner):
         """Learn from an incoming batch; see `Learner.observe`."""
         incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
         with self.lock, all_or_nothing(*self._undone()) as commit:
-            stored = {} if self.memory is None else self.memory.check(incoming)
-            operations: Operations = ()
+            stored = self._admit(incoming)
             with self.network.training(self.updates, incoming.x):
-                for _ in range(self.updates):
-                    run(operations)  # of the update before this one
-                    step, logits, operations = self._step(incoming)
+                for number, update in enumerate(self._steps(incoming), 1):
+                    step, logits, operations = update
+                    if number < self.updates:
+                        run(operations)  # those of the last update are the commit's
             self._store(incoming, stored)
             commit(operations, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
         return step
 
     @abstractmethod
-    def _step(self, incoming: Batch) -> tuple[Step, Tree | None, Operations]:
-        """Return what one update does, the logits of the batch if they may not be classes, and the optimizer's step."""
+    def _steps(self, incoming: Batch) -> Updates:
+        """Yield for each update what it does, the batch's logits (None: they are of classes), the optimizer's step."""
+
+    def _admit(self, incoming: Batch) -> dict[str, Tensor]:
+        """Check a batch, inside the transaction, and return what `_store` needs besides."""
+        return {} if self.memory is None else self.memory.check(incoming)
 
     def _store(self, samples: Batch, columns: dict[str, Tensor]) -> None:
         if self.memory is not None:

@@ -10,8 +10,7 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree
 from ..network import Network
-from ..undo import Operations
-from .base import StepLearner
+from .base import StepLearner, Updates
 
 
 class Finetune(StepLearner):
@@ -37,7 +36,8 @@ class Finetune(StepLearner):
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         super().__init__(network, loss, updates=updates)
 
-    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
+    def _steps(self, incoming: Batch) -> Updates:
         engine = self.plain.fastest(incoming.x)
-        loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)
-        return Step(loss), logits, engine.step(gradient)
+        for _ in range(self.updates):
+            loss, gradient, logits, *_ = engine.gradient(incoming, replayed=False)
+            yield Step(loss), logits, engine.step(gradient)

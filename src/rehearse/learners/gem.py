@@ -14,8 +14,7 @@ from ..checks import check_memory, check_not_negative, needs_two_samples
 from ..errors import InvalidInput, MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from ..undo import Operations
-from .base import StepLearner
+from .base import StepLearner, Updates
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10
@@ -79,16 +78,17 @@ class GEM(StepLearner):
         _nnls()  # a missing extra is found now, not in the middle of a stream
         self.margin = margin
 
-    def _step(self, incoming: Batch) -> tuple[Step, Tree, Operations]:
+    def _steps(self, incoming: Batch) -> Updates:
         network, memory = self.network, self.memory
         replayed = memory.all(exclude_task=incoming.task) if memory.eligible(incoming.task) else None
         past = [part for part in _by_task(replayed) if len(part) > needs_two_samples(self.model)]  # M_k
-        loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
-        # g_k, in the precision of scoring: these passes cost nearly all of a step
-        passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
-        gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
-        step = Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
-        return step, logits, network.step(gradient)  # θ ← SGD(g)
+        for _ in range(self.updates):
+            loss, gradient, logits, *_ = self.plain.gradient(incoming, replayed=False)  # g
+            # g_k, in the precision of scoring: these passes cost nearly all of a step
+            passed = [self.plain.gradient(one, replayed=True, dtype=network.precision.scoring) for one in past]
+            gradient = self._projected(gradient, [of_task.gradient for of_task in passed])
+            step = Step(loss, fmean(of_task.loss for of_task in passed), replayed) if passed else Step(loss)
+            yield step, logits, network.step(gradient)  # θ ← SGD(g)
 
     def _projected(self, gradient: NamedGradient, past: Sequence[NamedGradient]) -> NamedGradient:
         if not past:

@@ -25,7 +25,8 @@ from ..memory import ExemplarMemory
 from ..memory.columns import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..network.states import copied_frozen
-from ..undo import Operations, Restore, Undoable, all_or_nothing, assign, restoring
+from ..undo import Restore, Undoable, all_or_nothing, assign, restoring
+from .base import Updates
 from .nearest_mean import NearestMean, NearestMeanLearner
 
 Keep = Literal["memory", "task"]
@@ -106,18 +107,23 @@ class ICaRL(NearestMeanLearner):
         self.budget, self.keep = budget, keep
         self.tasks = Tasks()
 
-    def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
-        network, memory = self.network, self.memory
+    def _admit(self, incoming: Batch) -> dict[str, Tensor]:
+        columns = super()._admit(incoming)
         if isinstance(incoming.task, int) and incoming.task != self.task:
             self._end_task()
-        stored = memory.eligible(incoming.task) > 0
-        replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
-        batch = incoming if replayed is None else joined(incoming, replayed)  # B
-        losses = self._losses(network(network.ready(batch.x)), batch, self._new_labels(incoming))  # ℓ
-        finite(losses.mean())
-        first, second = losses.detach().tensor_split([len(incoming)])
-        step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
-        return step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
+        return columns
+
+    def _steps(self, incoming: Batch) -> Updates:
+        network, memory, new = self.network, self.memory, self._new_labels(incoming)
+        for _ in range(self.updates):
+            stored = memory.eligible(incoming.task) > 0
+            replayed = memory.sample(self.budget, exclude_task=incoming.task) if stored else None  # B_P
+            batch = incoming if replayed is None else joined(incoming, replayed)  # B
+            losses = self._losses(network(network.ready(batch.x)), batch, new)  # ℓ
+            finite(losses.mean())
+            first, second = losses.detach().tensor_split([len(incoming)])
+            step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+            yield step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ(B))
 
     def remember(self, data: Iterable[Any], limit: int | None = None) -> int:
         """Choose exemplars from data that the model already knows, and distill from the model as it is.

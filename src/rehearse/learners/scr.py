@@ -16,7 +16,7 @@ from ..losses import at_least_float32
 from ..memory import Memory
 from ..network import Network, finite
 from ..transforms import Augmentation, Transform
-from ..undo import Operations
+from .base import Updates
 from .nearest_mean import NearestMean, NearestMeanLearner
 
 
@@ -81,18 +81,19 @@ class SCR(NearestMeanLearner):
         self.augment = None if augment is None else Augmentation(augment, seed)
         self.nearest = NearestMean(network, memory, head=head)
 
-    def _step(self, incoming: Batch) -> tuple[Step, None, Operations]:
+    def _steps(self, incoming: Batch) -> Updates:
         network, memory = self.network, self.memory
-        replayed = memory.sample(self.budget) if len(memory) else None  # B_M
-        batch = incoming if replayed is None else joined(incoming, replayed)  # B
-        views = joined(batch, batch if self.augment is None else self.augment(batch))  # V
-        outputs = network(network.ready(views.x))
-        finite(outputs.norm())  # an infinite one would be scaled to zero
-        losses = self.loss(outputs, views.to(network.device), False)  # ℓ
-        finite(losses.mean())
-        first, second = losses.detach().view(2, -1).mean(0).tensor_split([len(incoming)])
-        step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
-        return step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
+        for _ in range(self.updates):
+            replayed = memory.sample(self.budget) if len(memory) else None  # B_M
+            batch = incoming if replayed is None else joined(incoming, replayed)  # B
+            views = joined(batch, batch if self.augment is None else self.augment(batch))  # V
+            outputs = network(network.ready(views.x))
+            finite(outputs.norm())  # an infinite one would be scaled to zero
+            losses = self.loss(outputs, views.to(network.device), False)  # ℓ
+            finite(losses.mean())
+            first, second = losses.detach().view(2, -1).mean(0).tensor_split([len(incoming)])
+            step = Step(first.mean().item(), second.mean().item() if len(second) else None, replayed)
+            yield step, None, network.step(network.gradient(losses.mean()))  # θ ← SGD(mean ℓ, α)
 
 
 class SupervisedContrastive(Described):
