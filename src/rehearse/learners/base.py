@@ -338,7 +338,7 @@ class Learner(Described, ABC):
     def _read_only(self) -> Iterator[None]:
         """Hold the lock, and leave the counts of passed samples, torch's grad mode and the models as they are."""
         with self.lock:
-            restores = [partial(torch.set_grad_enabled, torch.is_grad_enabled()), *map(untouched, self._networks())]
+            restores = [*map(untouched, self._networks())]
             # Copies and statistics outlive the caller's inference mode; leaving it costs time only where it is on.
             kept = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
             with kept, restoring(lambda: run(map(call, restores))):

@@ -247,13 +247,13 @@ class ICaRL(NearestMeanLearner):
         form = {"old": anything, "past_labels": label, "labels": label}
         samples = {"x": anything, "y": Tensor, "task": Tensor, "columns": dict}
         check(state, {**form, "kept": optional(samples), "most_kept_bytes": count}, "what ICaRL knows of its tasks")
-        _, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
+        old, past, labels, kept, most = copy.deepcopy([state[name] for name in Tasks._fields])
         batch = None if kept is None else Batch(**kept)
         if batch is not None:
             ids = {name: torch.empty(len(batch), dtype=torch.int64) for name in ("task", *batch.columns)}
             check({"task": batch.task, **batch.columns}, ids, "the running task's samples")
             self._check_stored(checked_batch(batch.x, batch.y))
-        old = copied_frozen(self.network, state["old"])
+        old = None if old is None else copied_frozen(self.network, old)
         self.tasks = Tasks(old, frozenset(past), frozenset(labels), () if batch is None else (batch,), most)
 
 

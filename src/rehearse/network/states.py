@@ -96,10 +96,10 @@ def copied(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[st
     return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
-def copied_frozen(network: Network, state: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-    """Return copies of what `Network.frozen` returned once, perhaps with a smaller head; None stays."""
-    check(state, optional(alike(network.frozen())), f"the {network.name} as it was")
-    return None if state is None else copied(state, network.device)
+def copied_frozen(network: Network, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of what `Network.frozen` returned once, perhaps with a smaller head."""
+    check(state, alike(network.frozen()), f"the {network.name} as it was")
+    return copied(state, network.device)
 
 
 def _unsaved_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -132,14 +132,16 @@ def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
 
 
 def untouched(network: Network) -> Restore:
-    """Return a function that restores the count of passed samples and, if looks call the model itself, the model."""
+    """Return a function that restores grad mode, the count of passed samples and, if looks call the model, that."""
     modules = [] if network.twin.module is not network.model else list(network.model.modules())
     held = [own for module in modules for own in (module._parameters, module._buffers)]
     own, modes, passed = [dict(one) for one in held], [module.training for module in modules], network.samples_passed
+    grad = torch.is_grad_enabled()
 
     def restore() -> None:
         run(map(dict.update, held, own))
         run(map(setattr, modules, repeat("training"), modes))
         network.samples_passed = passed
+        torch.set_grad_enabled(grad)
 
     return restore

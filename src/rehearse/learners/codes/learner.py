@@ -341,7 +341,8 @@ class CodeReplay(Learner):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
-        self.previous = copied_frozen(self.network, state["previous"])
+        old = state["previous"]
+        self.previous = None if old is None else copied_frozen(self.network, old)
         self._batches_since_snapshot = int(state["batches_since_snapshot"])
         for search in self._searches():
             search.load_state_dict(state["search"])

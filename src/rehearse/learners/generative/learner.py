@@ -334,8 +334,8 @@ class GenerativeReplay(Learner):
         for network, gradient in zip(self._networks(), state["gradients"], strict=True):
             held = {name: one for name, (one, _) in network.trainable().items() if name in (gradient or ())}
             check(gradient, optional(alike(held)), "the last gradient")
-        old = [copied_frozen(*pair) for pair in zip(self._networks(), state["previous"] or (None, None), strict=True)]
-        previous = None if None in old else Previous(*old)
+        old = state["previous"]
+        previous = None if old is None else Previous(*map(copied_frozen, self._networks(), old))
         gradients = [None if one is None else NamedGradient(copied(one, self.device)) for one in state["gradients"]]
         batches, samples = map(int, state["counts"])
         self.past = Past(previous, batches, samples, tuple(gradients))
