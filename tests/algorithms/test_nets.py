@@ -110,8 +110,8 @@ def test_a_block_adds_its_input():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": 0}, "at least 1"),
-        ({"base": 0}, "at least 1"),
+        ({"classes": 0}, "positive whole number"),
+        ({"base": 0}, "positive whole number"),
         ({"norm": "layer"}, "batch, group"),
         ({"norm": "group", "base": 6}, "multiple of 4"),
         ({"input_shape": (3, 24, 32)}, "at least 25"),
