@@ -2,8 +2,9 @@
 
     python3 -m venv ENV/avalanche && ENV/avalanche/bin/pip install torch==2.13.0 avalanche-lib==0.6.0
     python3 -m venv ENV/capymoa && ENV/capymoa/bin/pip install torch==2.13.0 'capymoa[torch-cpu]==0.15.1'
-    python benchmarks/peers.py --environments ENV        # writes benchmarks/peers.json
-    python -m pages                                      # from that, the tables of README.md and docs/peers.md
+    python benchmarks/peers.py --environments ENV --seeds 20                                     # accuracy
+    python benchmarks/peers.py --environments ENV --seeds 5 --out benchmarks/peers-times.json    # on an idle machine
+    python -m pages                            # from these two files, the tables of README.md and docs/peers.md
 
 Each library has an environment of its own, and a process of its own with one thread; what is not below ENV is left out.
 All get the same samples in the same batches of 10 (avalanche shuffles within a task), the same weights to start from,
@@ -117,13 +118,15 @@ def main() -> None:
         if python.exists():
             pythons[library] = python
     peers = {library: Peer(library, python) for library, python in pythons.items()}
-    result = {
+    result: dict[str, Any] = {
         "made": datetime.date.today().isoformat(),
         "environment": environment(),
         "versions": {library: peer.versions for library, peer in peers.items()},
         "rows": measure(peers, arguments.seeds, arguments.samples, arguments.data_dir),
     }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    rows = ",\n  ".join(json.dumps(row) for row in result.pop("rows"))
+    head = json.dumps(result, indent=1).removesuffix("\n}")
+    arguments.out.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', "utf-8")
     print(f"wrote {arguments.out}")
 
 

@@ -15,8 +15,9 @@ from rehearse.metrics import accuracy_seen
 
 from .claims import supported, what_it_comes_to
 from .comparisons import Comparison, comparisons, difference_of
+from .peers import peer_parts
 
-FILLED = ("README.md", "docs/index.md", "docs/choose.md", "docs/results.md")  # the pages that have marks
+FILLED = ("README.md", "docs/index.md", "docs/choose.md", "docs/results.md", "docs/peers.md")  # the pages that have marks
 NOT_RUN = "not run"
 SPLIT, CIFAR10 = "Split MNIST", "Split CIFAR-10"
 # For whom, what to build, and its name on the command line.
@@ -66,6 +67,7 @@ def front_parts(front: Outcome, outcomes: Sequence[Outcome], compared: Sequence[
         "claims": "\n\n".join(what_it_comes_to(compared)),
         "choose": choose(front),
         "picture": caption(front),
+        **peer_parts(),
         "results": "\n\n".join([six_rows(outcomes), *(claim.removeprefix("- ") for claim in claims)]),
     }
 

@@ -24,6 +24,7 @@ from rehearse.lab.paper.targets import find_targets
 from rehearse.lab.report.reproduction import filled, outcome_markdown
 
 ROOT = Path(__file__).parent.parent
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
@@ -88,7 +89,7 @@ def test_generated_parts_are_closed_and_named_after_what_fills_them(page):
     marks = re.findall(r"<!-- generated: (\S+) -->\n", text)
     assert marks
     assert len(marks) == text.count("<!-- end -->")
-    assert set(marks) <= {"choose", "picture", "results", "claims"}
+    assert set(marks) <= {"choose", "picture", "results", "claims", "peers", "peers-measured", "peers-made"}
 
 
 def test_the_readme_is_short():
@@ -111,7 +112,7 @@ def test_every_method_has_a_page_and_its_class_a_reference():
     pages = {page.stem: page.read_text() for page in (ROOT / "docs" / "methods").glob("*.md")}
     described = "\n".join(text for name, text in pages.items() if name != "README")
     assert [method for method in METHODS if not re.search(rf"(?<![\w-]){method}(?![\w-])", described)] == []
-    reference = "\n".join([described, (ROOT / "docs" / "reference.md").read_text()])
+    reference = "\n".join([described, *(page.read_text() for page in REFERENCE)])
     classes = {kind.__name__ for kind in all_subclasses(Learner)}
     assert [name for name in sorted(classes) if not re.search(rf"^::: rehearse\..*\b{name}$", reference, re.M)] == []
 
