@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-FOLDERS = {"Methods": "methods", "Decisions": "decisions"}
+FOLDERS = {"Methods": "methods", "API": "reference", "Decisions": "decisions"}
 
 
 def on_config(config: Any) -> Any:
