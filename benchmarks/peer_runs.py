@@ -1,9 +1,8 @@
 """One library's runs for peers.py, in that library's own environment: only its public API is called.
 
-Started as ``python peer_runs.py LIBRARY``. Each line of the standard input is a JSON object with the ``method``, its
-``settings`` and the ``file`` with the data; each line of the output is the JSON object of what was measured. The file has
-the training samples of each task in order, the test sets, and the weights to start from, so that all libraries have
-the same.
+Started as ``python peer_runs.py LIBRARY``. Each line of the standard input is a JSON object with arguments of `run`,
+each line of the output the JSON object of what was measured. The ``file`` has the training samples of each task in
+order, the test sets, and the weights to start from, so that all libraries have the same.
 """
 
 from __future__ import annotations

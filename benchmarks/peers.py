@@ -11,9 +11,9 @@ All get the same samples in the same batches of 10 (avalanche shuffles within a 
 500 stored samples and 10 replayed ones. The libraries take turns seed by seed, in reversed order for every second seed.
 CPU time is that of training alone, and of the whole process.
 
-Learning rates are *matched*: rehearse adds the mean losses of the incoming and of the replayed samples, as MIR and DER++
-of avalanche do; plain replay of avalanche and of CapyMOA averages over both together, so that twice the rate is the
-same step. CapyMOA needs a Java runtime.
+Learning rates are *matched*: rehearse adds the mean losses of the incoming and of the replayed samples, as MIR and
+DER++ of avalanche do; plain replay of avalanche and of CapyMOA averages over both together, so that twice the rate is
+the same step. CapyMOA needs a Java runtime.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ class Peer:
         self.process.stdin.flush()
         return self._answer()
 
+    def close(self) -> None:
+        """End the process."""
+        self.process.communicate()
+
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout
         if not (line := self.process.stdout.readline()):
@@ -86,7 +90,7 @@ def write_data(stream: Stream, seed: int, file: Path) -> None:
     torch.save({"tasks": joined, "tests": tests, "weights": network().state_dict()}, file)
 
 
-def measure(peers: dict[str, Peer], seeds: int, samples: int | None, data_dir: str | None) -> list[dict[str, Any]]:
+def measure(peers: dict[str, Peer], seeds: int, **stream: Any) -> list[dict[str, Any]]:
     """Return one row of each library and method, with the values of all seeds."""
     asked = [one for one in COMPARED if one[0] in peers]
     rows: list[dict[str, Any]] = [
@@ -95,7 +99,7 @@ def measure(peers: dict[str, Peer], seeds: int, samples: int | None, data_dir: s
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
             file = Path(folder) / f"{seed}.pt"
-            write_data(make_stream("split-mnist", seed=seed, samples_per_task=samples, data_dir=data_dir), seed, file)
+            write_data(make_stream(**stream, seed=seed), seed, file)
             for row in reversed(rows) if seed % 2 else rows:
                 found = peers[row["library"]].ask(method=row["method"], lr=row["lr"], seed=seed, file=str(file))
                 row["matrices"].append([[round(value, 6) for value in line] for line in found["matrix"]])
@@ -107,6 +111,7 @@ def main() -> None:
     """Measure, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, help="folder with the environments avalanche and capymoa")
+    parser.add_argument("--stream", default="split-mnist", help="of MNIST; default: %(default)s")
     parser.add_argument("--seeds", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--samples", type=int, help="of each task; default: 1,000")
     parser.add_argument("--data-dir", help="where MNIST is; default: REHEARSE_DATA")
@@ -118,12 +123,15 @@ def main() -> None:
         if python.exists():
             pythons[library] = python
     peers = {library: Peer(library, python) for library, python in pythons.items()}
+    stream = {"name": arguments.stream, "samples_per_task": arguments.samples, "data_dir": arguments.data_dir}
     result: dict[str, Any] = {
         "made": datetime.date.today().isoformat(),
         "environment": environment(),
         "versions": {library: peer.versions for library, peer in peers.items()},
-        "rows": measure(peers, arguments.seeds, arguments.samples, arguments.data_dir),
+        "rows": measure(peers, arguments.seeds, **stream),
     }
+    for peer in peers.values():
+        peer.close()
     rows = ",\n  ".join(json.dumps(row) for row in result.pop("rows"))
     head = json.dumps(result, indent=1).removesuffix("\n}")
     arguments.out.write_text(f'{head},\n "rows": [\n  {rows}\n ]\n}}\n', "utf-8")

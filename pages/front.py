@@ -17,7 +17,13 @@ from .claims import supported, what_it_comes_to
 from .comparisons import Comparison, comparisons, difference_of
 from .peers import peer_parts
 
-FILLED = ("README.md", "docs/index.md", "docs/choose.md", "docs/results.md", "docs/peers.md")  # the pages that have marks
+FILLED = (
+    "README.md",
+    "docs/index.md",
+    "docs/choose.md",
+    "docs/results.md",
+    "docs/peers.md",
+)  # the pages that have marks
 NOT_RUN = "not run"
 SPLIT, CIFAR10 = "Split MNIST", "Split CIFAR-10"
 # For whom, what to build, and its name on the command line.

@@ -31,14 +31,16 @@ READ = (
     ("RaptorMai", "a survey's baselines", "edit its source", "no", "no", "comparing with the survey"),
     ("river", "online learning", "no networks", "pickle", "no", "trees and linear models, µs a sample"),
 )
-# Accuracy and ms of ER at a learning rate of 0.1, five seeds: measured earlier, in runs that are not in this repository.
+# Accuracy and ms of ER; MIR at a learning rate of 0.1, five seeds: measured earlier, not beside the others.
 EARLIER = {"mammoth": ("81.2; – *", "0.8; – *"), "RaptorMai": ("84.0; 87.4 *", "1.7; 3.9 *"), "river": ("–", "–")}
 SHOWN = {"rehearse": ("ER", "MIR"), "avalanche": ("ER, online", "MIR, online"), "CapyMOA": ("ER", "")}
 
 
 def peer_parts() -> dict[str, str]:
     """Return the generated parts of README.md and docs/peers.md by the name of their mark."""
-    accuracy, times = (json.loads((BENCHMARKS / name).read_text("utf-8")) for name in ("peers.json", "peers-times.json"))
+    accuracy, times = (
+        json.loads((BENCHMARKS / name).read_text("utf-8")) for name in ("peers.json", "peers-times.json")
+    )
     rows = [_measured(row, _same(row, times["rows"])) for row in accuracy["rows"]]
     return {"peers": _projects(rows), "peers-measured": _table(rows), "peers-made": _made(accuracy, times)}
 
@@ -97,6 +99,6 @@ def _made(accuracy: Mapping[str, Any], times: Mapping[str, Any]) -> str:
     there, seeds, turns = times["environment"], len(accuracy["rows"][0]["matrices"]), len(times["rows"][0]["ms"])
     return (
         f"{versions}; torch {there['torch']}, Python {there['python']}, one thread of {there['processor']} "
-        f"({there['processor_model']}, {there['cpu_capability']}), {times['made']}. Accuracy: {seeds} seeds, mean ± half the "
-        f"95 % interval. CPU time: the median of {turns} turns on a machine that did nothing else."
+        f"({there['processor_model']}, {there['cpu_capability']}), {times['made']}. Accuracy: {seeds} seeds, "
+        f"mean ± half the 95 % interval. CPU time: the median of {turns} turns on a machine that did nothing else."
     )

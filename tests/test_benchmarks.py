@@ -16,7 +16,7 @@ from rehearse.lab.run_folder import RunLog
 
 ROOT = Path(__file__).parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-IMPORTED = {"elsewhere", "measuring", "subjects", "literal", "literal_generative", "literal_hybrid"}
+IMPORTED = {"elsewhere", "measuring", "subjects", "literal", "literal_generative", "literal_hybrid", "peer_runs"}
 
 
 @pytest.fixture
@@ -114,6 +114,15 @@ def test_the_same_seeds_of_two_folders_are_compared(output, tmp_path):
             (tmp_path / folder / f"{seed}.json").write_text(json.dumps(result))
     table = output("same_seeds", str(tmp_path / "first"), str(tmp_path / "second"))
     assert "| +10.0 ± 0.0 | +0.0 ± 0.0 | 1.00 |" in table
+
+
+def test_this_library_is_measured_as_its_peers_are(output, tmp_path):
+    output(
+        "peers", "--stream", "split-mnist-5k", "--seeds", "1", "--samples", "20", "--out", str(tmp_path / "peers.json")
+    )
+    rows = json.loads((tmp_path / "peers.json").read_text())["rows"]
+    assert {row["library"] for row in rows} == {"rehearse"}
+    assert all(len(row["matrices"][0]) == 5 and row["ms"][0] > 0 for row in rows)
 
 
 def test_round_trips_through_the_autoencoder_are_judged(output, tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pkgutil
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,28 @@ def test_the_code_of_a_page_runs(page, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_readme_prints_what_it_says(tmp_path):
+    script = program(ROOT / "README.md")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert f"It prints `{done.stdout.strip()}`" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=name)
+def test_the_examples_of_a_reference_page_use_everything_on_it(page):
+    """Each class and function that it documents, and of a module each function."""
+    documented = re.findall(r"^::: (rehearse\.\S+)", page.read_text(), re.MULTILINE)
+    found = {place: pkgutil.resolve_name(place) for place in documented}
+    modules = [value for value in found.values() if inspect.ismodule(value)]
+    names = {place.rpartition(".")[2] for place, value in found.items() if value not in modules}
+    names |= {key for module in modules for key, value in vars(module).items() if own_function(value, module)}
+    assert names - set(re.findall(r"\w+", program(page))) == set()
+
+
+def own_function(value: object, module: types.ModuleType) -> bool:
+    """Whether it is a public function of that module."""
+    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
 def test_the_readmes_example_has_fifteen_lines():

@@ -39,7 +39,7 @@ def print_tables(tables: Iterable[Table]) -> None:
 
 def say(sentence: str, style: str | None = None) -> None:
     """Print a sentence on standard error, where it is not taken for a result."""
-    errors.print(sentence, style=style, soft_wrap=True)
+    errors.print(sentence, style=style, soft_wrap=not errors.is_terminal)  # a terminal itself breaks within words
 
 
 def warn_damaged(problem: Exception) -> None:
