@@ -462,10 +462,6 @@ def test_a_decoded_array_of_another_shape_is_refused(tmp_path: Path, shape: str)
 # --------------------------------------------------------------------------------------------------- many of them
 
 
-def test_mutations_of_results_and_specs_are_refused_in_words_or_do_no_harm() -> None:
-    assert hostile_results.run(300, seed=0).failures == []
-
-
 def test_the_mutations_find_what_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "check_plain", lambda value: None)
     assert any(hostile_results.run(100, seed).failures for seed in range(5))

@@ -14,6 +14,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -30,6 +31,7 @@ from rehearse.lab.experiment import Settings, with_precision
 from rehearse.lab.methods import resolve
 from rehearse.network.states import network_state
 
+from .dividing import divided
 from .lying_disk import FAULTS, Image, LyingDisk, restore
 from .result import Result
 
@@ -281,58 +283,85 @@ COUNTED = ("spec", "metrics", "matrices", "test_sizes")  # of a result; the rest
 
 def campaign(folder: Path) -> dict[str, Any]:
     """One small run of the laboratory, from its last checkpoint if there is one, to its result in the store."""
-    spec = with_precision(resolve("er", "split-mnist-5k", SPEC))
-    run_spec(spec, Store(folder / "out"), Settings(checkpoint_steps=3))
-    result = Store(folder / "out").get(spec) or {}
+    spec, store = with_precision(resolve("er", "split-mnist-5k", SPEC)), Store(folder / "out")
+    store.check_writable()
+    run_spec(spec, store, Settings(checkpoint_steps=3))
+    result = store.get(spec) or {}
     return {name: result[name] for name in COUNTED}
 
 
-def campaign_images(chance: random.Random) -> tuple[dict[str, Any], list[Image]]:
-    """The result, and what a restart may find at every call."""
+def uninterrupted(chance: random.Random) -> tuple[dict[str, Any], list[Image], int]:
+    """The result of a campaign, what a restart may find at every call, and the number of calls."""
     found: list[Image] = []
     with tempfile.TemporaryDirectory() as folder:
         disk = LyingDisk(Path(folder).resolve())
-        disk.before_call = lambda: found.extend(image for image in disk.images(chance, 1) if image not in found[-3:])
+        disk.before_call = lambda: found.extend(image for image in disk.images(chance) if image not in found[-5:])
         with mock.patch("rehearse.files.os", disk):
-            return campaign(disk.root), found
+            return campaign(disk.root), found, disk.calls
 
 
 def resumed(image: Image, expected: dict[str, Any]) -> Iterator[str]:
     """What is wrong with a campaign that goes on from an image."""
     with tempfile.TemporaryDirectory() as name:
         restore(image, Path(name))
-        refused = list(Path(name).glob("out/*/checkpoint.refused"))
-        try:
-            if campaign(Path(name)) != expected:
-                yield "another result than that of an uninterrupted run"
-            if refused or list(Path(name).glob("out/*/checkpoint.refused")):
-                yield "the checkpoint was refused"
-        except Exception as problem:
-            yield f"{type(problem).__name__}: {problem}"
+        yield from ended(Path(name), expected)
 
 
-def run(tries: int | None, seed: int) -> Result:
-    """Try so many images and faults, half of each, and a tenth as many of a campaign; or (None) all that there are."""
-    chance, failures, done = random.Random(seed), list[str](), 0
+def refused(fault: tuple[int, str], expected: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with a campaign of which a call fails, and that is then repeated."""
+    with tempfile.TemporaryDirectory() as name:
+        disk = LyingDisk(Path(name).resolve(), fault=fault)
+        with mock.patch("rehearse.files.os", disk):
+            try:
+                if campaign(disk.root) != expected:
+                    yield "another result than that of an uninterrupted run"
+            except RehearseError:
+                disk.repair()
+            except Exception as problem:
+                yield f"{type(problem).__name__}: {problem}"
+        yield from ended(disk.root, expected)
+
+
+def ended(folder: Path, expected: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the end of a campaign that goes on from what is there."""
+    try:
+        if campaign(folder) != expected:
+            yield "another result than that of an uninterrupted run"
+        if list(folder.glob("out/*/checkpoint.refused")):
+            yield "the checkpoint was refused"
+    except Exception as problem:
+        yield f"{type(problem).__name__}: {problem}"
+
+
+def faulty(kind: str, fault: tuple[int, str], seed: int) -> Iterator[str]:
+    """What is wrong with a scenario of which a call fails, and with a restart after its end."""
+    world = performed(kind, random.Random(seed), fault)
+    yield from world.failures
+    for found in world.found:
+        yield from (f"restart: {wrong}" for wrong in restarted(found, kind, False))
+
+
+def run(tries: int, seed: int) -> Result:
+    """Try so many images and faults, of scenarios and campaigns alike: all, where there are no more than a quarter."""
+    chance = random.Random(seed)
     worlds = {kind: performed(kind, chance) for kind in KINDS}
-    expected, images = campaign_images(chance)
-    stops = [(kind, found) for kind, world in worlds.items() for found in world.found]
-    faults = [(kind, (at + 1, what)) for kind in KINDS for at in range(worlds[kind].disk.calls) for what in FAULTS]
-    if tries is not None:
-        stops = chance.sample(stops, min(len(stops), (tries + 1) // 2))
-        faults = chance.sample(faults, min(len(faults), tries // 2))
-        images = chance.sample(images, min(len(images), tries // 10))
-    for number, image in enumerate(images):
-        done += 1
-        failures += [f"campaign, image {number}: {wrong}" for wrong in resumed(image, expected)]
-    for kind, found in stops:
-        done += 1
-        failures += [f"{found.label}: {wrong}" for wrong in restarted(found, kind, chance.random() < 0.3)]
-    for kind, fault in faults:
-        done += 1
-        world = performed(kind, chance, fault)
-        failures += [f"{fault[1]} at call {fault[0]}: {wrong}" for wrong in world.failures]
-        for found in world.found:
-            failures += [f"{fault[1]} at call {fault[0]}, restart: {wrong}" for wrong in restarted(found, kind, False)]
-    failures += [wrong for world in worlds.values() for wrong in world.failures]
-    return Result(done, failures)
+    expected, images, calls = uninterrupted(chance)
+    groups: list[list[tuple[str, Callable[[], Iterator[str]]]]] = [
+        [
+            (found.label, partial(restarted, found, kind, chance.random() < 0.3))
+            for kind, world in worlds.items() for found in world.found
+        ],
+        [
+            (f"{what} at call {at + 1}", partial(faulty, kind, (at + 1, what), seed))
+            for kind, world in worlds.items() for at in range(world.disk.calls) for what in FAULTS
+        ],
+        [(f"campaign, image {number}", partial(resumed, image, expected)) for number, image in enumerate(images)],
+        [
+            (f"campaign, {what} at call {at + 1}", partial(refused, (at + 1, what), expected))
+            for at in range(calls) for what in FAULTS
+        ],
+    ]  # fmt: skip
+    chosen = [one for group, share in divided(tries, groups) for one in chance.sample(group, min(len(group), share))]
+    failures = [wrong for world in worlds.values() for wrong in world.failures]
+    failures += [f"{label}: {wrong}" for label, attempt in chosen for wrong in attempt()]
+    return Result(len(chosen), failures)

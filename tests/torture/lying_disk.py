@@ -146,7 +146,7 @@ class LyingDisk:
 
     # ------------------------------------------------------------------------------------------------------ images
 
-    def images(self, chance: random.Random, drawn: int = 2) -> list[Image]:
+    def images(self, chance: random.Random, drawn: int = 4) -> list[Image]:
         """Return what a restart may find now: all changes (a kill), the synced ones alone, and some drawn parts."""
         kept = [lambda _: 1.0, lambda _: 0.0]
         for _ in range(drawn):

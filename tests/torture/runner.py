@@ -8,16 +8,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import json
 import multiprocessing
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from rehearse.lab.environment import environment
 
 from .result import Result
 
@@ -46,8 +49,8 @@ SUITES = {  # those that take longest first
         "included; a second learner in a thread of its own learns what it learns alone.",
     ),
     "file_layer": Suite(
-        10_000,
-        "Failed, lost and reordered writes, and stops between them",
+        12_000,  # more than there are: every one
+        "Failed, lost and reordered writes, and a stop at every call: learning, saving, loading, deleting, a campaign",
         "After a restart the state is the last completed one, or an error says what to do.",
     ),
     "hostile_checkpoints": Suite(
@@ -98,25 +101,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of the tries of each suite")
     parser.add_argument("--only", nargs="+", choices=available(), default=available(), metavar="NAME")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, help="the page to write")
+    parser.add_argument(
+        "--keep", type=Path, help="a file of outcomes: suites in it are not run again, others are added"
+    )
+    parser.add_argument("--write", type=Path, help="the page to write; of all suites, in full")
     asked = parser.parse_args(arguments)
-    outcomes = run([(name, max(round(SUITES[name].tries * asked.share), 1)) for name in asked.only], asked.seed)
+    if asked.write and (asked.share < 1 or asked.only != available()):
+        parser.error("the page is of all suites, in full: leave --share and --only out")
+    kept = Kept(asked.keep, [environment(), asked.share, asked.seed])
+    tries = {name: max(round(SUITES[name].tries * asked.share), 1) for name in asked.only}
+    for found in run([(name, tries[name]) for name in asked.only if name not in kept.outcomes], asked.seed):
+        kept.add(found)
+        print(line(found), flush=True)
+    outcomes = [kept.outcomes[name] for name in asked.only]
     if asked.write:
         asked.write.write_text(page(outcomes), "utf-8")
     return int(any(outcome.result.failures for outcome in outcomes))
 
 
-def run(suites: list[tuple[str, int]], seed: int) -> list[Outcome]:
-    """Run suites, each with its number of tries in a process of its own; return the outcomes in the order given."""
+class Kept:
+    """Outcomes of one version on one machine, in a file: one run of all suites may be many commands."""
+
+    def __init__(self, path: Path | None, of: Any) -> None:
+        self.path, self.of = path, json.loads(json.dumps(of))
+        held = json.loads(path.read_text("utf-8")) if path and path.exists() else {}
+        known = held["outcomes"] if held.get("of") == self.of else []
+        self.outcomes = {one[0]: Outcome(one[0], Result(*one[1]), *one[2:]) for one in known}
+
+    def add(self, found: Outcome) -> None:
+        self.outcomes[found.name] = found
+        if self.path:
+            self.path.write_text(json.dumps({"of": self.of, "outcomes": [*self.outcomes.values()]}), "utf-8")
+
+
+def run(suites: list[tuple[str, int]], seed: int) -> Iterator[Outcome]:
+    """Run suites, each with its number of tries in a process of its own; yield the outcomes as they come."""
     sys.path[:0] = [str(HERE.parent / "contract"), str(HERE.parent)]  # which the processes inherit
-    outcomes = dict[str, Outcome]()
     fresh = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=fresh, max_tasks_per_child=1) as pool:
         for future in as_completed([pool.submit(outcome, name, tries, seed) for name, tries in suites]):
-            found = future.result()
-            outcomes[found.name] = found
-            print(line(found), flush=True)
-    return [outcomes[name] for name, _ in suites]
+            yield future.result()
 
 
 def outcome(name: str, tries: int, seed: int) -> Outcome:
@@ -145,8 +169,6 @@ def line(found: Outcome) -> str:
 
 def page(outcomes: list[Outcome]) -> str:
     """Return the page: the template with a table of what was tried, and with what."""
-    from rehearse.lab.environment import environment
-
     rows = [
         f"| {SUITES[found.name].title} | {found.result.tries:,} | {len(found.result.failures):,} "
         f"| {SUITES[found.name].promise} | {found.cpu:,.0f} |"

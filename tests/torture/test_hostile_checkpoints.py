@@ -1,11 +1,9 @@
-"""A drawn share of what `make torture` tries in full, and the container's own tricks."""
+"""Checkpoints that are well-formed and hostile, one trick each."""
 
 from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +20,6 @@ from rehearse.errors import CheckpointError
 from sameness import assert_same, frozen
 
 from .hostile_checkpoints import deep, packed, signed
-
-TESTS = Path(__file__).parents[1]
-SHARE = "from torture.hostile_checkpoints import run; print(*run(240, seed=0).failures, sep='\\n', end='')"
-
-
-def test_a_hostile_file_is_refused_or_is_a_state_to_go_on_from() -> None:
-    """In a process of its own: the learners are those of the contract's tests, which have a conftest of their own."""
-    paths = os.pathsep.join([str(TESTS / "contract"), str(TESTS), *sys.path])
-    command = [sys.executable, "-c", SHARE]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True)
-    assert done.stdout == ""
 
 
 def learner() -> Replay:

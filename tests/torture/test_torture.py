@@ -11,10 +11,10 @@ import pytest
 
 from .dividing import divided
 from .result import Result
-from .runner import SUITES, Outcome, available, line, page
+from .runner import SUITES, Kept, Outcome, available, line, main, page
 
 ROOT = Path(__file__).parents[2]
-SHARE = "0.01"
+SHARE = "0.02"
 
 
 @pytest.mark.parametrize("name", available())
@@ -53,6 +53,17 @@ def test_failures_are_printed_and_written() -> None:
     assert "er: differs" in line(found)
     assert "… 11 more" in line(found)
     assert "| 1,234 | 31 |" in page([found])
+
+
+def test_outcomes_are_kept_for_a_page_of_full_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, found = tmp_path / "kept", Outcome("kills", Result(7, ["er: differs"]), 5.0, 6.0)
+    Kept(path, ["one version"]).add(found)
+    assert Kept(path, ["one version"]).outcomes == {"kills": found}
+    assert Kept(path, ["another"]).outcomes == {}
+    for partly in (["--share", "0.5"], ["--only", "kills"]):
+        with pytest.raises(SystemExit):
+            main([*partly, "--write", str(tmp_path / "page")])
+    assert "in full" in capsys.readouterr().err
 
 
 def test_tries_are_divided_without_rest() -> None:

@@ -98,7 +98,7 @@ class Store:
         """Refuse a directory that cannot be written before anything is computed for it."""
         probe = self.root / f".probe.{os.getpid()}"
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_folder(self.root)
             write_whole(probe, "\0" * 4096)
             probe.unlink()
         except OSError as problem:

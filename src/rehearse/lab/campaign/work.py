@@ -19,7 +19,8 @@ from ..spec import Spec
 from .store import Store, StoreError, unwritable
 
 LOCK_SECONDS = 5.0  # a process whose parent was killed needs a moment to notice
-DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR}
+DISK_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+DISK_TROUBLE |= {errno.EINTR, errno.ENOTDIR}
 
 
 class Busy(RehearseError):
