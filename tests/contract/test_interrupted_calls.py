@@ -36,6 +36,7 @@ LEARNERS = [
     "Finetune adam 1 chain",
     "AGEM adam 2 norm",
     "GEM momentum 1 chain",
+    "GDumb sgd norm 4",
     "GDumb adam norm 4",
     "ICaRL memory momentum 1 norm 3",
     "ICaRL task sgd 2 chain 3",

@@ -63,7 +63,8 @@ def test_an_exception_at_some_lines_leaves_the_state_before_or_after(name: str, 
     check(SETTINGS[name], tmp_path, choose)
 
 
-def test_users_gradients_and_modes_survive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("grad", [True, False])
+def test_users_gradients_and_modes_survive(grad: bool, tmp_path: Path) -> None:
     def setting(folder: Path) -> Case:
         case = SETTINGS["replay mi2 ce momentum 2 norm clean"](folder)
         for parameter in case.learner.model.parameters():
@@ -71,7 +72,8 @@ def test_users_gradients_and_modes_survive(tmp_path: Path) -> None:
         case.learner.model.eval()
         return case
 
-    check(setting, tmp_path, lambda counted: range(1, counted.lines + 1, 1 if EVERY_LINE else 29))
+    with torch.set_grad_enabled(grad):
+        check(setting, tmp_path, lambda counted: range(1, counted.lines + 1, 1 if EVERY_LINE else 29))
 
 
 @pytest.mark.parametrize("name", ["replay mi2, mapped memory, batch 4", "CodeReplay, mapped memory"])

@@ -18,7 +18,7 @@ from torch import nn
 
 import rehearse
 from conftest import METHODS, make, tiny_stream, trained
-from rehearse import Batch, Learner, MostInterfered, Replay, RingMemory
+from rehearse import Batch, Learner, Memory, MostInterfered, Replay, RingMemory
 from rehearse.errors import RehearseError
 from sameness import assert_same, differences
 
@@ -278,9 +278,19 @@ def calls(learner: Learner) -> dict[str, Callable[[], object]]:
 
 
 @pytest.mark.parametrize("name", {type(make(name)): name for name in METHODS}.values())
-def test_every_call_waits_for_the_lock_or_is_refused(name: str) -> None:
+def test_every_call_waits_for_the_lock_or_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     learner, refused = trained(name), list[str]()
     learner.lock = lock = Watched()  # type: ignore[assignment]
+
+    def under_lock(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*arguments: Any, **options: Any) -> Any:
+            assert lock.lock._is_owned()  # type: ignore[attr-defined]
+            return call(*arguments, **options)
+
+        return guarded
+
+    for changing in ("keep", "discard", "load_state_dict"):  # some calls need the lock several times
+        monkeypatch.setattr(Memory, changing, under_lock(getattr(Memory, changing)))
 
     def refusable(call: Callable[[], object]) -> Callable[[], None]:
         def work() -> None:

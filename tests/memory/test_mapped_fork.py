@@ -57,6 +57,11 @@ def filled(path: Path | None) -> Replay:
     return made
 
 
+def forget_in_journal(one: Replay) -> None:
+    one.memory._index.clear(one.memory.slots().numpy())
+    one.memory.forget(ids=["0-0"])
+
+
 CALLS: dict[str, Callable[[Replay, Path], Any]] = {
     "observe": lambda one, _: one.observe(*batch(9), id=range(6)),
     "remember": lambda one, _: one.remember([batch(9)]),
@@ -68,6 +73,8 @@ CALLS: dict[str, Callable[[Replay, Path], Any]] = {
     "add": lambda one, _: one.memory.add(*batch(9), id=range(6)),
     "save": lambda one, folder: rehearse.save(one, folder / "other"),
     "load": lambda one, folder: rehearse.load(folder / "checkpoint", into=one),
+    "confirm": lambda one, _: one.memory.confirm({"file": {"generation": 1}}),
+    "forget what only a journal holds": lambda one, _: forget_in_journal(one),
 }
 
 

@@ -29,6 +29,7 @@ from rehearse.lab.campaign.store import Store
 from rehearse.lab.campaign.work import run_spec
 from rehearse.lab.experiment import Settings, with_precision
 from rehearse.lab.methods import resolve
+from rehearse.memory.mapped import file
 from rehearse.network.states import network_state
 
 from .dividing import divided
@@ -97,6 +98,10 @@ def learner(folder: Path, kind: str) -> _Small:
     policy, path = RingMemory if "ring" in kind else ReservoirMemory, folder / "samples" if "mapped" in kind else None
     memory = policy(CAPACITY, path=path, seed=3)
     return _Small(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), memory, Uniform(), budget=3)
+
+
+Attempt = Callable[[], Iterator[str]]
+"""Returns what was wrong."""
 
 
 class Found(NamedTuple):
@@ -217,18 +222,23 @@ def scenario(world: World) -> None:
     world.forget(*ids_of(8), *ids_of(11))
     world.save()
     world.save()
-    world.observe(13)
+    for number in range(13, 16):
+        world.observe(number)
+    world.save()
+    world.forget(*range(10 * SAMPLES, 14 * SAMPLES))  # some were in the journal that was just removed
     world.end()
 
 
-KINDS = ("mapped ring", "mapped reservoir", "RAM ring")
+KINDS = ("mapped ring", "mapped ring, written at once", "mapped reservoir", "RAM ring")
+AT_ONCE = 1000  # bytes that may wait in RAM, of that kind, until the file is written without a checkpoint
 
 
 def performed(kind: str, chance: random.Random, fault: tuple[int, str] | None = None) -> World:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         disk = LyingDisk(root, fault=fault)
-        with mock.patch("rehearse.files.os", disk):
+        waiting = AT_ONCE if "at once" in kind else file.RESIDENT
+        with mock.patch("rehearse.files.os", disk), mock.patch.object(file, "RESIDENT", waiting):
             world = World(root, kind, chance, disk, take_images=fault is None)
             try:
                 scenario(world)
@@ -342,15 +352,18 @@ def faulty(kind: str, fault: tuple[int, str], seed: int) -> Iterator[str]:
 
 
 def run(tries: int, seed: int) -> Result:
-    """Try so many images and faults, of scenarios and campaigns alike: all, where there are no more than a quarter."""
+    """Stop the scenarios at every call, and try so many faults of them, and stops and faults of a campaign.
+
+    Of each of these three kinds all are tried, where there are no more than a third of the tries.
+    """
     chance = random.Random(seed)
     worlds = {kind: performed(kind, chance) for kind in KINDS}
     expected, images, calls = uninterrupted(chance)
-    groups: list[list[tuple[str, Callable[[], Iterator[str]]]]] = [
-        [
-            (found.label, partial(restarted, found, kind, chance.random() < 0.3))
-            for kind, world in worlds.items() for found in world.found
-        ],
+    stops = [(found, kind) for kind, world in worlds.items() for found in world.found]
+    attempts: list[tuple[str, Attempt]] = [
+        (found.label, partial(restarted, found, kind, chance.random() < 0.3)) for found, kind in stops
+    ]
+    groups: list[list[tuple[str, Attempt]]] = [
         [
             (f"{what} at call {at + 1}", partial(faulty, kind, (at + 1, what), seed))
             for kind, world in worlds.items() for at in range(world.disk.calls) for what in FAULTS
@@ -361,7 +374,7 @@ def run(tries: int, seed: int) -> Result:
             for at in range(calls) for what in FAULTS
         ],
     ]  # fmt: skip
-    chosen = [one for group, share in divided(tries, groups) for one in chance.sample(group, min(len(group), share))]
+    attempts += [one for group, share in divided(tries, groups) for one in chance.sample(group, min(len(group), share))]
     failures = [wrong for world in worlds.values() for wrong in world.failures]
-    failures += [f"{label}: {wrong}" for label, attempt in chosen for wrong in attempt()]
-    return Result(len(chosen), failures)
+    failures += [f"{label}: {wrong}" for label, attempt in attempts for wrong in attempt()]
+    return Result(len(attempts), failures)

@@ -155,7 +155,6 @@ class MappedFile:
 
     def write(self, slots: Slots, x: Tree, columns: dict[str, Tensor]) -> None:
         """Write samples, or of those that are there the inputs alone."""
-        self.check_process()
         rows = self._rows[slots]
         tree_map(lambda leaf, held: held.copy_(leaf), (x, columns), self._layout.views(rows))
         self._note(slots)
@@ -166,7 +165,6 @@ class MappedFile:
 
     def erase(self, slots: Slots) -> None:
         """Overwrite samples for good: loading a checkpoint will not bring them back."""
-        self.check_process()
         with self._writing("; the samples were not overwritten"):
             self._keep(ROW, np.flatnonzero(self._changed))  # at the checkpoint these slots held other samples
             self._keep(FORGOTTEN, slots)
@@ -223,13 +221,13 @@ class MappedFile:
 
     def sync(self) -> None:
         """Write everything to the disk."""
-        self.check_process()
         self._write_out()
         with self._writing():
             flush(self._descriptor)
 
     @contextmanager
     def _writing(self, outcome: str = "") -> Iterator[None]:
+        self.check_process()
         try:
             yield
         except OSError as problem:
@@ -253,9 +251,8 @@ class MappedFile:
 
     def confirm(self, state: dict[str, Any]) -> None:
         """Note that this checkpoint is safe: no older one will be loaded."""
-        self.check_process()
-        self._header.confirmed = max(self._header.confirmed, int(state["generation"]))
         with self._writing("; the checkpoint itself is safe"):
+            self._header.confirmed = max(self._header.confirmed, int(state["generation"]))
             self._write_counter()
             for journal in self._journals():
                 if journal.generation < state["generation"]:
@@ -271,7 +268,6 @@ class MappedFile:
         Everything is checked before anything is changed. Killed anywhere in here, the same checkpoint can be restored
         again.
         """
-        self.check_process()
         if not self.path.exists():
             raise CheckpointError(f"the saved memory's samples are in a file of their own; {self.path} is missing")
         stays_open = self.is_open
