@@ -89,13 +89,13 @@ def test_places_are_searched_in_order(
     tmp_path: Path, digits: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_digits(tmp_path / "cache/mnist", digits, compressed=True)
-    assert next(iter(mnist.find().values())).is_relative_to(tmp_path / "cache")
+    assert mnist.find().is_relative_to(tmp_path / "cache")
     monkeypatch.setenv("REHEARSE_DATA", str(tmp_path / "env"))
     write_digits(tmp_path / "env/mnist", digits, compressed=True)
-    assert next(iter(mnist.find().values())).is_relative_to(tmp_path / "env")
+    assert mnist.find().is_relative_to(tmp_path / "env")
     write_digits(tmp_path / "given/mnist", digits, compressed=True)
-    assert next(iter(mnist.find(tmp_path / "given").values())).is_relative_to(tmp_path / "given")
-    assert next(iter(mnist.find(tmp_path / "nothing").values())).is_relative_to(tmp_path / "env")
+    assert mnist.find(tmp_path / "given").is_relative_to(tmp_path / "given")
+    assert mnist.find(tmp_path / "nothing").is_relative_to(tmp_path / "env")
 
 
 def test_missing_mnist_says_where_it_looked_and_what_to_do(tmp_path: Path, digits: dict[str, np.ndarray]) -> None:

@@ -238,7 +238,7 @@ def served_mnist(server: Any, monkeypatch: pytest.MonkeyPatch) -> Server:
         addresses = (f"{server.address}/down/{name}.gz", f"{server.address}/mnist/{name}.gz")
         remotes.append(Remote(f"{name}.gz", addresses, f"sha256:{hashlib.sha256(packed).hexdigest()}"))
     monkeypatch.setattr(mnist, "FILES", known)
-    monkeypatch.setattr(fetch, "MNIST_FILES", tuple(remotes))
+    monkeypatch.setattr(mnist, "REMOTES", tuple(remotes))
     return server  # type: ignore[no-any-return]
 
 
@@ -263,8 +263,8 @@ def test_data_is_fetched_into_the_first_place(
     served_mnist: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REHEARSE_DATA", str(tmp_path / "env"))
-    assert fetch.where() == [tmp_path / "env", tmp_path / "cache"]
-    assert fetch.where(tmp_path / "given") == [tmp_path / "given", tmp_path / "env", tmp_path / "cache"]
+    assert base.search_path() == [tmp_path / "env", tmp_path / "cache"]
+    assert base.search_path(tmp_path / "given") == [tmp_path / "given", tmp_path / "env", tmp_path / "cache"]
     assert fetch.fetch("mnist") == tmp_path / "env/mnist"
 
 
@@ -282,7 +282,7 @@ def test_cifar10_is_fetched_and_unpacked(server: Any, tmp_path: Path, monkeypatc
     members = [(tarfile.TarInfo(f"cifar-10-batches-bin/{name}"), content) for name in cifar10.FILES]
     server.files["/c.tar.gz"] = tar_of(tmp_path / "made.tar.gz", *members).read_bytes()
     md5 = hashlib.md5(server.files["/c.tar.gz"]).hexdigest()
-    monkeypatch.setattr(fetch, "CIFAR10_ARCHIVE", Remote("c.tar.gz", (f"{server.address}/c.tar.gz",), f"md5:{md5}"))
+    monkeypatch.setattr(cifar10, "ARCHIVE", Remote("c.tar.gz", (f"{server.address}/c.tar.gz",), f"md5:{md5}"))
     assert fetch.fetch("cifar10", tmp_path) == tmp_path / "cifar10/cifar-10-batches-bin"
     assert cifar10.load(tmp_path).y.tolist() == [1, 9] * 6
     assert [path.name for path in (tmp_path / "cifar10").iterdir()] == ["cifar-10-batches-bin"]
@@ -323,8 +323,8 @@ def test_unknown_data_sets_are_refused(server: Server) -> None:
 
 
 def test_the_published_addresses_and_checksums_are_complete() -> None:
-    assert [name.removesuffix(".gz") for name in (file.name for file in fetch.MNIST_FILES)] == list(mnist.FILES)
-    for file in (*fetch.MNIST_FILES, fetch.CIFAR10_ARCHIVE):
+    assert [name.removesuffix(".gz") for name in (file.name for file in mnist.REMOTES)] == list(mnist.FILES)
+    for file in (*mnist.REMOTES, cifar10.ARCHIVE):
         assert all(address.startswith("https://") and address.endswith(file.name) for address in file.addresses)
         assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", file.checksum)
 

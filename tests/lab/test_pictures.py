@@ -20,7 +20,7 @@ from rehearse.lab.paper.target import Target
 from rehearse.lab.paper.targets import TARGETS
 from rehearse.lab.report.images import GAP, SCALE
 from rehearse.lab.report.pictures import check_pictures, draw_task
-from rehearse.lab.streams.datasets.fetch import MNIST_FILES
+from rehearse.lab.streams.datasets.mnist import REMOTES
 
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("jinja2")
@@ -106,7 +106,7 @@ def test_results_alone_hold_no_pictures_and_that_is_said(tmp_path):
 
 def test_a_run_for_a_picture_that_fails_is_not_tried_twice(tmp_path):
     (tmp_path / "mnist").mkdir()
-    for remote in MNIST_FILES:
+    for remote in REMOTES:
         (tmp_path / "mnist" / remote.name).write_bytes(b"damaged")
     words = ["reproduce", "figure2", "--out", str(tmp_path / "out"), "--jobs", "1", "--data-dir", str(tmp_path)]
     nowhere = {name: value for name, value in os.environ.items() if name != "REHEARSE_DATA"}

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from ..report.tables import table_of
 from ..streams.datasets import fetch as data
+from ..streams.datasets.base import search_path
 from .console import errors, output, print_tables
 
 app = typer.Typer(help="Data sets on disk: list, fetch, verify, where.", no_args_is_help=True, rich_markup_mode="rich")
@@ -58,5 +59,5 @@ def verify(name: Name, data_dir: DataDir = None) -> None:
 @app.command()
 def where(data_dir: DataDir = None) -> None:
     """Print the directories that are searched, in order."""
-    for place in data.where(data_dir):
+    for place in search_path(data_dir):
         output.print(str(place), soft_wrap=True)

@@ -91,8 +91,10 @@ def make_stream(
     check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     dataset = load(known.dataset, data_dir, check_count("split_seed", split_seed, least=0))
-    sizes: dict[str, Any] = {"validation": known.validation, "n_tasks": tasks, "samples_per_task": count}
-    order: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "split_seed": split_seed}
+    more: dict[str, Any] = {
+        "n_tasks": tasks, "samples_per_task": count, "validation": known.validation, "scaling": known.scaling,
+        "batch_size": batch_size, "seed": seed, "split_seed": split_seed,
+    }  # fmt: skip
     if known.permuted:
-        return permuted_stream(name, dataset, scaling=known.scaling, **sizes, **order)
-    return split_stream(name, dataset, class_order=class_order, scaling=known.scaling, **sizes, **order)
+        return permuted_stream(name, dataset, **more)
+    return split_stream(name, dataset, class_order=class_order, **more)

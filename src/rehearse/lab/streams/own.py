@@ -114,18 +114,16 @@ def from_iterable(
         scaling: see `from_arrays`.
         name: what tables call the stream.
     """
-    given = {"n_tasks": n_tasks, "n_classes": n_classes, "batch_size": batch_size}
-    counts: dict[str, Any] = {
-        what: None if value is None else check_count(what, value) for what, value in given.items()
-    }
     return _IterableStream(
-        name,
-        source,
+        name=name,
+        source=source,
         evaluation={key: _evaluation_sets(key, given) for key, given in (evaluation or {}).items()},
-        length=None if length is None else check_count("length", length, least=0),
+        n_tasks=n_tasks,
+        n_classes=n_classes,
+        length=length,
+        batch_size=batch_size,
         input_shape=input_shape,
-        scaling=check_scaling(scaling),
-        **counts,
+        scaling=scaling,
     )
 
 
@@ -148,6 +146,10 @@ class _IterableStream(Stream):
         if not callable(self.source) and not isinstance(self.source, Iterable):
             wanted = "an iterable, or a function that makes one"
             raise InvalidType(f"a stream needs {wanted}, not {type(self.source).__name__}")
+        for what, least in {"n_tasks": 1, "n_classes": 1, "batch_size": 1, "length": 0}.items():
+            if getattr(self, what) is not None:
+                setattr(self, what, check_count(what, getattr(self, what), least))
+        check_scaling(self.scaling)
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         start = check_count("start", start, least=0)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from rehearse.batch import Batch
-from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, TaskSets
+from rehearse.lab.streams.arrays import ArrayStream, Index, Rows
 from rehearse.lab.streams.base import generator
 from rehearse.lab.streams.datasets import Dataset
-from rehearse.lab.streams.split import draw, hold_out
+from rehearse.lab.streams.split import task_stream
 
 
 class PermutedRows:
@@ -29,40 +28,19 @@ class PermutedRows:
         return Batch(batch.x.flatten(1)[:, self._pixels].view_as(batch.x), batch.y)
 
 
-def permuted_stream(
-    name: str,
-    dataset: Dataset,
-    *,
-    validation: float,
-    n_tasks: int,
-    samples_per_task: int | None,
-    split_seed: int,
-    **more: Any,
-) -> ArrayStream:
+def permuted_stream(name: str, dataset: Dataset, *, n_tasks: int, split_seed: int, **more: Any) -> ArrayStream:
     """Task 0 shows the images as they are, each further task through a fixed random permutation.
 
     Every task draws its own ``samples_per_task`` of the training rows. Permutations, draws and the validation
-    rows come from ``split_seed``. ``more`` is of the stream: batch_size, scaling, seed.
+    rows come from ``split_seed``. ``more`` is of `task_stream`.
     """
-    train, held_out = hold_out(dataset, validation, split_seed)
-    subset = generator(split_seed, "subset")
-    labels = torch.from_numpy(dataset.y)
     permutations = pixel_permutations(int(np.prod(dataset.x.shape[1:])), n_tasks, split_seed)
-
-    def sources(groups: Sequence[Index]) -> list[PermutedRows]:
-        return [
-            PermutedRows(Rows(dataset.x, labels, group), pixels)
-            for group, pixels in zip(groups, permutations, strict=True)
-        ]
-
-    return ArrayStream(
+    return task_stream(
         name,
-        sources([draw(train, samples_per_task, subset, name) for _ in range(n_tasks)]),
-        evaluation={
-            "validation": TaskSets(sources([held_out] * n_tasks)),
-            "test": TaskSets(sources([dataset.test] * n_tasks)),
-        },
-        n_classes=dataset.n_classes,
+        dataset,
+        lambda rows: [rows] * n_tasks,
+        look=lambda rows, task: PermutedRows(rows, permutations[task]),
+        split_seed=split_seed,
         **more,
     )
 

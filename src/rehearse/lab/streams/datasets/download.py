@@ -41,18 +41,11 @@ def download(remote: Remote, folder: Path, on_progress: Progress | None = None) 
     import requests
 
     pooch.get_logger().setLevel(logging.WARNING)  # what to print is the caller's business
+    downloader = _Continuing(folder / f"{remote.name}.part", remote.name, on_progress)
     problems = []
     for address in remote.addresses:
         try:
-            return Path(
-                pooch.retrieve(
-                    address,
-                    known_hash=remote.checksum,
-                    fname=remote.name,
-                    path=folder,
-                    downloader=_Continuing(folder / f"{remote.name}.part", remote.name, on_progress),
-                )
-            )
+            return Path(pooch.retrieve(address, remote.checksum, remote.name, folder, downloader=downloader))
         except (ValueError, requests.RequestException, OSError) as problem:
             problems.append(f"{address}: {problem}")
     again = "the same command again continues where it broke off"

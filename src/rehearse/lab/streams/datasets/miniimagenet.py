@@ -13,7 +13,7 @@ import csv
 import os
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -23,7 +23,10 @@ from numpy.typing import NDArray
 
 from rehearse.errors import DataError
 from rehearse.lab.extras import needs
-from rehearse.lab.streams.datasets.base import Dataset, cache_directory, digest, not_found, read_file, search_path
+from rehearse.lab.streams.datasets import base
+from rehearse.lab.streams.datasets.base import Check, Dataset, cache_directory, digest, find_folder, read_file
+
+TITLE, HOW = "Mini-ImageNet", "by hand; rehearse data fetch miniimagenet explains it"
 
 SIDE = 84
 TRAINING_SHARE = 0.8
@@ -65,12 +68,19 @@ def load(data_dir: str | PathLike[str] | None = None) -> Dataset:
 
 def find(data_dir: str | PathLike[str] | None = None) -> Path:
     """The first folder that has the three lists and the images."""
-    lacking = {}
-    for place in (root / "miniimagenet" for root in search_path(data_dir)):
-        lacking[place] = [part for part in (*LISTS, "images") if not (place / part).exists()]
-        if not lacking[place]:
-            return place
-    raise not_found("Mini-ImageNet", lacking, ADVICE)
+    return find_folder("Mini-ImageNet", ["miniimagenet"], [*LISTS, "images"], ADVICE, data_dir)
+
+
+def checks(data_dir: str | PathLike[str] | None) -> Iterator[Check]:
+    """Look at every list, and whether the images are there."""
+    folder = find(data_dir)
+    for name, checksum in LISTS.items():
+        path = folder / name
+        yield base.checked(path, base.check_digest, path, read_file(path, ADVICE, LIST_BYTES), checksum, ADVICE)
+    files = [file for file, _ in read_lists(folder)]
+    lacking = [file for file in files if not (folder / "images" / file).is_file()]
+    problem = f"{len(lacking):,} of {len(files):,} images are missing, {lacking[0]} first" if lacking else None
+    yield Check(folder / "images", problem)
 
 
 def read_lists(folder: Path) -> list[tuple[str, str]]:

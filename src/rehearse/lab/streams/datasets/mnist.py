@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rehearse.errors import DataError
-from rehearse.lab.streams.datasets.base import Dataset, check_content, not_found, read_file, search_path
+from rehearse.lab.streams.datasets import base
+from rehearse.lab.streams.datasets.base import Check, Dataset, check_content, find_folder, read_file
+from rehearse.lab.streams.datasets.download import Progress, Remote, download
+
+TITLE, HOW = "MNIST, 11 MB", "rehearse data fetch mnist"
 
 FOLDERS = ("mnist", "MNIST/raw")  # ours, and where torchvision puts it
 ADVICE = "`rehearse data fetch mnist` downloads it anew"
@@ -57,11 +62,21 @@ FILES = MappingProxyType(
     }
 )
 
+HOSTS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+REMOTES = tuple(
+    Remote(name, tuple(host + name for host in HOSTS), f"sha256:{checksum}")
+    for name, checksum in {
+        "train-images-idx3-ubyte.gz": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    }.items()
+)
+
 
 def load(data_dir: str | PathLike[str] | None = None) -> Dataset:
     """The 70,000 images: 60,000 to train on, then 10,000 to test on."""
-    paths = find(data_dir)
-    train_x, train_y, test_x, test_y = (read_idx(paths[name], known) for name, known in FILES.items())
+    train_x, train_y, test_x, test_y = (read_idx(path, known) for path, known in _files(data_dir))
     return Dataset(
         x=np.concatenate([train_x, test_x])[:, None],
         y=np.concatenate([train_y, test_y]).astype(np.int64),
@@ -71,15 +86,21 @@ def load(data_dir: str | PathLike[str] | None = None) -> Dataset:
     )
 
 
-def find(data_dir: str | PathLike[str] | None = None) -> dict[str, Path]:
-    """The four files, from the first place that has them all."""
-    lacking = {}
-    for place in (root / folder for root in search_path(data_dir) for folder in FOLDERS):
-        found = {name: path for name in FILES if (path := _present(place, name))}
-        if len(found) == len(FILES):
-            return found
-        lacking[place] = [name for name in FILES if name not in found]
-    raise not_found("MNIST", lacking, GET)
+def find(data_dir: str | PathLike[str] | None = None) -> Path:
+    """The first place that has all four files."""
+    return find_folder("MNIST", FOLDERS, FILES, GET, data_dir)
+
+
+def fetch(root: Path, on_progress: Progress | None) -> None:
+    """Download the files."""
+    for remote in REMOTES:
+        download(remote, root / "mnist", on_progress)
+
+
+def checks(data_dir: str | PathLike[str] | None) -> Iterator[Check]:
+    """Look at every file."""
+    for path, known in _files(data_dir):
+        yield base.checked(path, read_idx, path, known)
 
 
 def read_idx(path: Path, known: IdxFile) -> NDArray[np.uint8]:
@@ -100,5 +121,7 @@ def read_idx(path: Path, known: IdxFile) -> NDArray[np.uint8]:
     return array
 
 
-def _present(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
+def _files(data_dir: str | PathLike[str] | None) -> Iterator[tuple[Path, IdxFile]]:
+    folder = find(data_dir)
+    for name, known in FILES.items():
+        yield base.present(folder, name) or folder / name, known
