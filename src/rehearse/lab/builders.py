@@ -21,6 +21,7 @@ from ..errors import InvalidInput
 from ..heads import find_head
 from ..learners import Learner, Replay
 from ..learners.scr import SCR
+from ..learners.strong import SETTINGS, SHARED
 from ..losses import AsymmetricCrossEntropy, AveragedDistillation, CrossEntropy, DarkExperience
 from ..memory import Memory, ReservoirMemory
 from ..random import seed_sequence
@@ -94,17 +95,23 @@ def settings(spec: Spec, problem: Problem, *names: str) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- replay, and its parts
 
 
-def replay(retrieval: Callable[[Spec], Retrieval], loss: Callable[[Spec], Any], all_tasks: bool) -> Build:
+def replay(
+    retrieval: Callable[[Spec], Retrieval],
+    loss: Callable[[Spec], Any],
+    all_tasks: bool,
+    more: Callable[[Spec], dict[str, Any]] = lambda _: {},
+) -> Build:
     """Return a builder of `Replay` with this retrieval and loss: what most methods are.
 
     Args:
         retrieval: Makes the retrieval.
         loss: Makes the loss.
         all_tasks: Whether the method is defined without tasks, and replays samples of the current one too.
+        more: Gives further arguments of `Replay`.
     """
 
     def build(spec: Spec, problem: Problem) -> Learner:
-        own = settings(spec, problem, "budget", "exclude_current_task")
+        own = settings(spec, problem, "budget", "exclude_current_task") | more(spec)
         if spec.batchnorm is not None:
             own["batchnorm"] = batchnorm(spec.batchnorm)
         own |= {"exclude_current_task": False} if all_tasks else {}
@@ -123,31 +130,27 @@ AUGMENTATIONS: Final[Mapping[str, Callable[[], Transform | None]]] = {
 LOSSES: Final[Mapping[str, Callable[[], Any]]] = {
     "cross-entropy": CrossEntropy,
     "ace": AsymmetricCrossEntropy,
-    "der": partial(DarkExperience, alpha=0.1, beta=1.0),
+    "der": partial(DarkExperience, beta=1.0),
 }
 PLUS_OPTIONS: Final[Mapping[str, Plain]] = {
-    "augment": "none", "average": 0.01, "predict_by": "nearest-mean", "distill": 0.0, "loss": "cross-entropy",
-    "replay_weight": 1.0,
+    "augment": "none", "average": SHARED["average"], "predict_by": SETTINGS["images"]["predict_by"], "distill": 0.0,
+    "loss": "cross-entropy", **defaults(Replay, "replay_weight"),
 }  # fmt: skip
 """The options of the strong methods; ``average`` and ``distill`` are off at 0."""
 
 
-def plus(retrieval: Callable[[Spec], Retrieval]) -> Build:
-    """Return a builder of `Replay` with augmentation, averaged weights and prediction by the nearest mean."""
+def plus(spec: Spec) -> dict[str, Any]:
+    """Return what the strong methods set: augmentation, averaged weights, prediction by the nearest mean."""
+    options = spec.options
+    augment = chosen(AUGMENTATIONS, "augment", options["augment"])()
+    own = {"augment": augment, "average": options["average"] or None, "batchnorm": SHARED["batchnorm"]}
+    return own | {name: options[name] for name in ("predict_by", "replay_weight")}
 
-    def build(spec: Spec, problem: Problem) -> Learner:
-        own, options = settings(spec, problem, "budget", "exclude_current_task"), spec.options
-        own["batchnorm"] = batchnorm(spec.batchnorm or "joint")
-        loss = chosen(LOSSES, "loss", options["loss"])()
-        if options["distill"]:
-            loss = AveragedDistillation(options["distill"], loss=loss)  # type: ignore[arg-type]
-        augment = chosen(AUGMENTATIONS, "augment", options["augment"])()
-        own |= {"augment": augment, "average": options["average"] or None}
-        own |= {name: options[name] for name in ("predict_by", "replay_weight")}
-        store = memory(ReservoirMemory, spec, problem)
-        return Replay(*network_and_optimizer(spec, problem), store, retrieval(spec), loss=loss, **own)
 
-    return build
+def plus_loss(spec: Spec) -> Any:
+    """Return the loss of the strong methods, with distillation from the averaged weights where it is on."""
+    loss, distill = chosen(LOSSES, "loss", spec.options["loss"])(), spec.options["distill"]
+    return AveragedDistillation(distill, loss=loss) if distill else loss  # type: ignore[arg-type]
 
 
 SCR_OPTIONS: Final = {"augment": "none", "projection": 128, **defaults(SCR, "temperature")}

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from ..batch import Tree, tree_map
 from ..errors import InvalidInput
-from ..learners import AGEM, GEM, CodeSearch, Finetune, ICaRL, Learner
+from ..learners import AGEM, GEM, CodeSearch, Finetune, ICaRL, Learner, Replay
 from ..learners.gdumb import GDumb
 from ..losses import DarkExperience
 from ..memory import ClassBalancedMemory, ExemplarMemory, Memory, TaskRingMemory
 from ..network import prepare_unit
-from ..retrieval import Retrieval
+from ..retrieval import MostInterfered, Retrieval
 from . import builders
 from .builders import Build, defaults
 from .builders import Problem as Problem
@@ -107,6 +107,7 @@ def replay(
     *,
     reads: frozenset[str] = frozenset(),
     all_tasks: bool = False,
+    **more: Any,
 ) -> Method:
     """Return the entry of a method that is `Replay` with another retrieval or loss; see `builders.replay`.
 
@@ -115,13 +116,14 @@ def replay(
     options = options or {}
     uses = (COMMON - SCORING | reads) - ({"exclude_current_task"} if all_tasks else set())
     retrieval = builders.in_draws(retrieval) if "draws" in options else retrieval
-    return Method(summary, builders.replay(retrieval, loss, all_tasks), uses, options)
+    return Method(summary, builders.replay(retrieval, loss, all_tasks, **more), uses, options)
 
 
-at_random = partial(replay, retrieval=builders.uniform, reads=frozenset({"candidates"}))
+CANDIDATES: Final = frozenset({"candidates"})
+at_random = partial(replay, retrieval=builders.uniform, reads=CANDIDATES)
+plus = partial(replay, loss=builders.plus_loss, options=builders.PLUS_OPTIONS, more=builders.plus)
 interfered = partial(replay, retrieval=builders.most_interfered, reads=SCORING)
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
-PLUS = COMMON - SCORING
 DARK_OPTIONS = {**defaults(DarkExperience, "alpha", "beta"), "draws": 1}
 
 METHODS: dict[str, Method] = {
@@ -134,24 +136,9 @@ METHODS: dict[str, Method] = {
         "ER-MIR that looks ahead with the last layer alone: one pass through the body instead of two",
         retrieval=partial(builders.most_interfered, layers="head"),
     ),
-    "er-plus": Method(
-        "replay done well: augmentation, averaged weights, the nearest mean",
-        builders.plus(builders.uniform),
-        PLUS,
-        builders.PLUS_OPTIONS,
-    ),
-    "er-plus-mir": Method(
-        "er-plus of the most interfered samples",
-        builders.plus(builders.most_interfered),
-        PLUS | SCORING,
-        builders.PLUS_OPTIONS,
-    ),
-    "er-plus-loss": Method(
-        "er-plus of the samples of highest loss",
-        builders.plus(builders.highest_loss),
-        PLUS | {"candidates"},
-        builders.PLUS_OPTIONS,
-    ),
+    "er-plus": plus("replay done well: augmentation, averaged weights, the nearest mean", builders.uniform),
+    "er-plus-mir": plus("er-plus of the most interfered samples", builders.most_interfered, reads=SCORING),
+    "er-plus-loss": plus("er-plus of the samples of highest loss", builders.highest_loss, reads=CANDIDATES),
     "er-ace": at_random(
         "ER with the asymmetric loss: incoming samples do not push away the classes that are absent",
         loss=builders.asymmetric,
@@ -212,8 +199,8 @@ METHODS: dict[str, Method] = {
 # ------------------------------------------------------------------------------------------------------ resolving
 
 OWN_SETTINGS: Final[Mapping[str, Any]] = {
-    "capacity": 500, "updates": 1, "budget": 10, "candidates": 50, "criterion": "mi1", "batchnorm": "auto",
-    "exclude_current_task": False,
+    "capacity": 500, "exclude_current_task": False, **defaults(Replay, "updates", "budget", "batchnorm"),
+    **defaults(MostInterfered, "candidates", "criterion"),
 }  # fmt: skip
 """The settings of a stream of the user's own, where it has none itself."""
 SPEC_FIELDS = frozenset(Spec.__dataclass_fields__) - {"method", "stream", "method_version", "stream_version"}
@@ -236,8 +223,14 @@ def resolve(method: str, stream: str, *layers: Mapping[str, Any]) -> Spec:
         settings["common"] = {**OWN_SETTINGS, **definition.settings}
         if not known.scores:
             settings["common"].pop("candidates")  # other methods pass them only on request
-    defaults = {"options": dict(known.options)}
-    values = merge([defaults, settings["common"], settings["methods"].get(method, {}), *map(_with_capacity, layers)])
+    values = merge(
+        [
+            {"options": known.options},
+            settings["common"],
+            settings["methods"].get(method, {}),
+            *map(_with_capacity, layers),
+        ]
+    )
     values = _memory_as_capacity(values, settings["common"].get("classes", 10))
     unknown = values.keys() - SPEC_FIELDS - {"options"}
     if unknown:

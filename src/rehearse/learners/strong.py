@@ -20,6 +20,7 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "vectors": {"budget": 50, "updates": 2},
 }
 """Chosen on validation splits; see docs/log.md."""
+SHARED: Final[Mapping[str, Any]] = {"exclude_current_task": False, "average": 0.01, "batchnorm": "joint"}
 
 
 def strong_replay(
@@ -39,5 +40,4 @@ def strong_replay(
         overrides: Arguments of `Replay`.
     """
     check_choice(get_args(Inputs), kind=kind)
-    shared = {"retrieval": Uniform(), "exclude_current_task": False, "average": 0.01, "batchnorm": "joint"}
-    return Replay(model, optimizer, memory, **{**shared, **SETTINGS[kind], **overrides})
+    return Replay(model, optimizer, memory, **{"retrieval": Uniform(), **SHARED, **SETTINGS[kind], **overrides})
