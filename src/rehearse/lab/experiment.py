@@ -323,29 +323,28 @@ def execute(
     over.
     """
     run, log = Run(spec, settings), None
+
+    def report(task: int | None = None, loss: float | None = None, **how: Any) -> None:
+        if log is not None:
+            log.checkpoint_if_due()
+        if on_progress is not None:
+            on_progress(Progress(run.spec.key, run.position, run.stream.length, task, loss, **how))
+
+    def preparing(done: int, of: int) -> None:
+        run.tick()
+        report(run.begun, prepared=(done, of))
+
+    def waiting() -> None:
+        run.start_clock()
+        report(run.begun, waiting=True)
+
     if folder is not None:
         refused = resume(run, folder)
         if refused is not None:
             run = Run(spec, settings)
-            if on_progress is not None:
-                on_progress(Progress(run.spec.key, 0, run.stream.length, None, None, note=refused))
+            report(note=refused)
         log = RunLog(folder, run)
     run.start_clock()
-
-    def report(**how: Any) -> None:
-        if log is not None:
-            log.checkpoint_if_due()
-        if on_progress is not None:
-            on_progress(Progress(run.spec.key, run.position, run.stream.length, run.begun, None, **how))
-
-    def preparing(done: int, of: int) -> None:
-        run.tick()
-        report(prepared=(done, of))
-
-    def waiting() -> None:
-        run.start_clock()
-        report(waiting=True)
-
     try:
         for batch, step, evaluated in run.steps(preparing, waiting):
             run.tick()
@@ -353,19 +352,14 @@ def execute(
                 log.step(batch, step, evaluated)
                 if evaluated and run.settings.on_task_end is not None:
                     run.settings.on_task_end(run, batch, step, log.folder)
-                log.checkpoint_if_due()
-            if on_progress is not None:
-                task = batch.task if isinstance(batch.task, int) else None
-                on_progress(
-                    Progress(run.spec.key, run.position, run.stream.length, task, step.incoming_loss, evaluated)
-                )
+            report(batch.task if isinstance(batch.task, int) else None, step.incoming_loss, evaluated=evaluated)
     except Stopped:
         if log is not None:
             log.checkpoint()
         raise
     finally:
         if log is not None:
-            log.close()
+            log.flush()
     run.tick()
     result = run.result() | {"environment": environment() | ({"earlier": run.earlier} if run.earlier else {})}
     if log is not None:

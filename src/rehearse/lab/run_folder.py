@@ -55,7 +55,7 @@ class RunLog:
         _write_json(folder / "spec.json", run.spec.to_dict())
         _write_json(folder / "environment.json", environment())
         self._lines = b""
-        self._flush()  # cuts off lines of steps after the checkpoint: they will be written again
+        self.flush()  # cuts off lines of steps after the checkpoint: they will be written again
         self._last = time.monotonic()
         self._last_position = run.position
 
@@ -81,7 +81,7 @@ class RunLog:
     def _write(self, line: dict[str, Any]) -> None:
         self._lines += json.dumps(plain(line)).encode() + b"\n"
         if len(self._lines) > BLOCK:
-            self._flush()
+            self.flush()
 
     def checkpoint_if_due(self) -> None:
         settings = self.run.settings
@@ -91,17 +91,14 @@ class RunLog:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        self._flush()
+        self.flush()
         state = self.run.state()
         whole = {"run": state, "metrics_offset": self.run.metrics_offset}
         write_state(self.folder / "checkpoint", whole, mode=0o600)  # it may hold samples
         self.run.learner.confirm(state["learner"])
         self._last, self._last_position = time.monotonic(), self.run.position
 
-    def close(self) -> None:
-        self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """What was written is on the disk: a run that has its result has no checkpoint to write it again from."""
         path, offset = self.folder / "metrics.jsonl", self.run.metrics_offset
         self.run.metrics_offset, self._lines = append(path, self._lines, offset), b""

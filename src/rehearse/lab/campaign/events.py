@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import DataError
+from ...errors import DataError, InvalidInput
 from ..experiment import Progress, Settings
 from ..setup import with_precision
 from ..spec import Spec
-from .store import Store
+from .store import Store, StoreError
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,23 @@ class Failed:
 
 
 Event = Started | Advanced | Notice | Finished | Failed
+Run = Callable[[list[Spec]], Iterator[Event]]
 
 
 def of_progress(spec: Spec, progress: Progress) -> Notice | Advanced:
     return Advanced(spec, progress) if progress.note is None else Notice(spec, progress.note)
 
 
-def defer(spec: Spec, who: str, queue: list[Spec], told: set[str]) -> Iterator[Notice]:
-    """A run that another process is at comes after all the others of the queue, which is taken from its end."""
-    queue.insert(0, spec)
-    if spec.key not in told:
-        told.add(spec.key)
-        yield Notice(spec, f"{who}; its result is waited for")
+def carry_out(specs: Sequence[Spec], store: Store, settings: Settings, jobs: int | None, run: Run) -> Iterator[Event]:
+    """Make with an engine's ``run`` what has no result yet, each run once; yields what happens, as it happens.
 
-
-def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: list[Spec]) -> Iterator[Event]:
-    """Tell which runs have a result already, or a stale one; those without go to ``waiting``, each once."""
-    resolved = (with_precision(spec, settings.device) for spec in specs)
-    for spec in {spec.key: spec for spec in resolved}.values():
+    A failing run is reported and the others continue; a directory that cannot be written any more stops them all.
+    """
+    if jobs is not None and jobs < 1:
+        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
+    waiting: list[Spec] = []
+    resolved = {spec.key: spec for spec in (with_precision(spec, settings.device) for spec in specs)}
+    for spec in resolved.values():
         try:
             done = store.get(spec)
         except DataError as problem:
@@ -81,8 +80,29 @@ def look_up(specs: Sequence[Spec], store: Store, settings: Settings, waiting: li
                 store.tidy(spec)
             yield Finished(spec, done, again=True)
             continue
-        if store.status(spec) == "stale":
+        if store.has_stale(spec):
             yield Notice(spec, "its result is stale (method or stream has a newer version); it is run again")
         if not waiting:
             store.check_writable()
         waiting.append(spec)
+    yield from run(waiting)
+    store.tidy_preparations(resolved.values())
+
+
+def ended(spec: Spec, outcome: tuple[str, Any], queue: list[Spec], busy: set[str]) -> Iterator[Event]:
+    """What a run came to, as `work.outcome` says it; one that another process is at waits for its turn.
+
+    ``busy`` are the runs that another process was at, ``queue`` is taken from its end.
+    """
+    kind, content = outcome
+    if kind == "unwritable":
+        raise StoreError(content)
+    if kind == "failed":
+        yield Failed(spec, *content)
+    elif kind == "finished":
+        yield Finished(spec, content, again=spec.key in busy)  # then another process has made it
+    else:
+        queue.insert(0, spec)
+        if spec.key not in busy:
+            busy.add(spec.key)
+            yield Notice(spec, f"{content}; its result is waited for")

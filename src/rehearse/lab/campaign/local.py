@@ -12,12 +12,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidInput
 from ..experiment import Progress, Settings, Stopped
-from ..setup import with_precision
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
-from .store import Store, StoreError
+from .events import Event, Failed, Started, carry_out, ended, of_progress
+from .store import Store
 from .work import outcome
 
 PROGRESS_SECONDS = 0.5
@@ -27,19 +25,12 @@ PATIENCE_SECONDS = 30.0  # for a run that is asked to stop: it ends the step it 
 def run_all(
     specs: Sequence[Spec], store: Store, settings: Settings | None = None, jobs: int | None = None
 ) -> Iterator[Event]:
-    """Make the runs that have no result yet; yields what happens, as it happens.
+    """Make the runs that have no result yet; yields what happens, as it happens: see `carry_out`.
 
-    A failing run is reported and the others continue; a directory that cannot be written any more stops them all.
     Closing the iterator stops the processes at their next step: the same call resumes them from their checkpoints.
     """
-    settings = settings or Settings()
-    jobs = cores() if jobs is None else jobs
-    if jobs < 1:
-        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
-    waiting: list[Spec] = []
-    yield from look_up(specs, store, settings, waiting)
-    yield from _Workers(store, settings, jobs).run(waiting)
-    store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
+    settings, jobs = settings or Settings(), cores() if jobs is None else jobs
+    return carry_out(specs, store, settings, jobs, _Workers(store, settings, jobs).run)
 
 
 def cores() -> int:
@@ -83,25 +74,18 @@ class _Workers:
     def _hear(self, channel: Connection, queue: list[Spec]) -> Iterator[Event]:
         spec, process = self.running[channel]
         try:
-            kind, content = channel.recv()
+            said = channel.recv()
         except (EOFError, OSError):
             self._forget(channel)
             error = f"{_how_it_ended(process.exitcode)}; the same command resumes it from its checkpoint"
             yield Failed(spec, error, interrupted=True)
             return
-        if kind == "progress":
+        if said[0] == "progress":
             self.busy.discard(spec.key)  # the other process is gone, and this one makes the run
-            yield of_progress(spec, content)
-            return
-        self._forget(channel)
-        if kind == "finished":
-            yield Finished(spec, content, again=spec.key in self.busy)  # then another process has made it
-        elif kind == "unwritable":
-            raise StoreError(content)
-        elif kind == "busy":
-            yield from defer(spec, content, queue, self.busy)
+            yield of_progress(spec, said[1])
         else:
-            yield Failed(spec, *content)
+            self._forget(channel)
+            yield from ended(spec, said, queue, self.busy)
 
     def _forget(self, channel: Connection) -> None:
         _, process = self.running.pop(channel)

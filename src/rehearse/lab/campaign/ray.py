@@ -18,10 +18,9 @@ from ...errors import InvalidInput
 from .. import extensions
 from ..experiment import Progress, Settings
 from ..extras import needs
-from ..setup import with_precision
 from ..spec import Spec
-from .events import Event, Failed, Finished, Started, defer, look_up, of_progress
-from .store import Store, StoreError
+from .events import Event, Failed, Started, carry_out, ended, of_progress
+from .store import Store
 from .work import outcome
 
 ALLOW_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -44,15 +43,14 @@ def run_all(
     """
     with needs("ray", "ray"):
         import ray
-    settings = settings or Settings()
-    if jobs is not None and jobs < 1:
-        raise InvalidInput(f"jobs is {jobs}; at least one run at a time is needed")
-    waiting: list[Spec] = []
-    yield from look_up(specs, store, settings, waiting)
-    if waiting:
-        with _connected(ray, address, jobs):
-            yield from _Cluster(ray, Store(store.root.resolve()), settings, jobs).run(waiting)
-    store.tidy_preparations(with_precision(spec, settings.device) for spec in specs)
+    chosen = settings or Settings()
+
+    def run(waiting: list[Spec]) -> Iterator[Event]:
+        if waiting:
+            with _connected(ray, address, jobs):
+                yield from _Cluster(ray, Store(store.root.resolve()), chosen, jobs).run(waiting)
+
+    return carry_out(specs, store, chosen, jobs, run)
 
 
 @contextlib.contextmanager
@@ -150,7 +148,7 @@ class _Cluster:
     def _ended(self, task: Any, queue: list[Spec]) -> Iterator[Event]:
         spec = self.given.pop(task)
         try:
-            kind, content = self.ray.get(task)
+            said = self.ray.get(task)
         except self.ray.exceptions.RayTaskError as problem:  # raised where a run does not catch it: no package there?
             last = str(problem).strip().splitlines()[-1]
             yield Failed(spec, f"its worker could not begin: {last}", str(problem))
@@ -160,17 +158,9 @@ class _Cluster:
             error = f"its worker or node died {RETRIES + 1} times ({first}); the same command resumes it"
             yield Failed(spec, error, interrupted=True)
             return
-        if kind == "unwritable":
-            raise StoreError(content)
-        if kind == "busy":
-            yield from defer(spec, content, queue, self.busy)
-            return
-        if kind == "failed":
-            yield Failed(spec, *content)
-            return
-        if self.store.get(spec) is None:  # made where the directory is not ours
-            self.store.put(spec, content)
-        yield Finished(spec, content, again=spec.key in self.busy)  # then another process has made it
+        if said[0] == "finished" and self.store.get(spec) is None:  # made where the directory is not ours
+            self.store.put(spec, said[1])
+        yield from ended(spec, said, queue, self.busy)
 
 
 def work(board: Any, spec: Spec, root: Path, settings: Settings) -> tuple[str, Any]:

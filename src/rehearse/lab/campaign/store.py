@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from ..spec import Spec
 from ..streams import STREAMS
 from ..within import check_within, over_time
 
-Status = Literal["done", "stale", "started", "missing"]
 OnDamaged = Callable[[DataError], None]
 KEY = re.compile(r"[0-9a-f]{16}")
 
@@ -51,12 +50,9 @@ class Store:
     def path(self, spec: Spec) -> Path:
         return self.root / f"{spec.key}.json"
 
-    def status(self, spec: Spec) -> Status:
-        if self.path(spec).exists():
-            return "done"
-        if any(self.path(older).exists() for older in older_versions(spec)):
-            return "stale"
-        return "started" if (self.folder(spec) / "checkpoint").exists() else "missing"
+    def has_stale(self, spec: Spec) -> bool:
+        """Whether there is a result under an earlier version of its method or stream."""
+        return any(self.path(older).exists() for older in older_versions(spec))
 
     def get(self, spec: Spec) -> dict[str, Any] | None:
         """The result of a spec, or None; a file that is no result is an error, not a missing one."""

@@ -95,106 +95,114 @@ def tune(
     store.check_writable()
     jobs = cores() if jobs is None else jobs
     with locked(search.out / f"{search.name}.lock", patience=0):
-        study = _open(optuna, search)
-        _write_best(optuna, study, search)  # a call before this one may have been killed before it could
-        while len(_tried(optuna, study)) < min(trials, _size(_space(search))):
-            trial, chosen = _next(optuna, study, _space(search))
-            yield from _try(optuna, study, trial, chosen, search, store, settings or Settings(), jobs)
-            _write_best(optuna, study, search)
+        study = _Study(optuna, search)
+        study.write_best()  # a call before this one may have been killed before it could
+        while len(study.tried()) < min(trials, study.size):
+            yield from study.try_next(store, settings or Settings(), jobs)
+            study.write_best()
 
 
-def _next(optuna: Any, study: Any, space: Space) -> tuple[Any, dict[str, Any]]:
-    """A trial of a setting that was not tried: it depends on what was, and on nothing else."""
-    tried = _tried(optuna, study)
-    for attempt in count():
-        kind = optuna.samplers.RandomSampler if attempt else partial(optuna.samplers.TPESampler, n_startup_trials=5)
-        study.sampler = kind(seed=len(tried) + 1000 * attempt)
-        trial = study.ask()
-        chosen = {
+class _Study:
+    """A search in Optuna's hands, kept in its journal; a trial that a killed process left is tried again."""
+
+    def __init__(self, optuna: Any, search: Search) -> None:
+        self.optuna, self.search, self.state = optuna, search, optuna.trial.TrialState
+        fixed = search.fixed.keys() | search.fixed.get("options", {}).keys()
+        space = search.ranges or space_of(search.method)
+        self.space: Space = {name: values for name, values in space.items() if name not in fixed}
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        journal = optuna.storages.journal.JournalFileBackend(str(search.out / f"{search.name}.journal"))
+        # trials compare only where everything that is not searched is the same
+        alike = json.dumps({"fixed": dict(search.fixed), "seeds": search.seeds}, sort_keys=True)
+        self.study = optuna.create_study(
+            study_name=f"{search.name} {alike}", storage=optuna.storages.JournalStorage(journal),
+            direction="maximize", load_if_exists=True, pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
+        )  # fmt: skip
+        for trial in self._trials(self.state.RUNNING):
+            self.study.tell(trial.number, state=self.state.FAIL)
+            if trial.params:
+                self.study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
+
+    @property
+    def size(self) -> float:
+        """How many settings there are."""
+        return prod(inf if isinstance(values, Range) else len(values) for values in self.space.values())
+
+    def _trials(self, *states: Any) -> list[Any]:
+        return list(self.study.get_trials(deepcopy=False, states=states or None))
+
+    def tried(self) -> list[Any]:
+        """The trials that were carried to an end of their own."""
+        ended = (self.state.COMPLETE, self.state.PRUNED)
+        return [trial for trial in self._trials() if trial.state in ended or "error" in trial.user_attrs]
+
+    def _suggest(self, trial: Any) -> dict[str, Any]:
+        return {
             name: values.suggest(trial, name) if isinstance(values, Range) else trial.suggest_categorical(name, values)
-            for name, values in space.items()
+            for name, values in self.space.items()
         }
-        if all(trial.params != earlier.params for earlier in tried):
-            return trial, chosen
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    raise AssertionError("unreachable: a space with an untried setting gives it in the end")
 
+    def _next(self) -> tuple[Any, dict[str, Any]]:
+        """A trial of a setting that was not tried: it depends on what was, and on nothing else."""
+        tried, samplers = self.tried(), self.optuna.samplers
+        for attempt in count():
+            kind = samplers.RandomSampler if attempt else partial(samplers.TPESampler, n_startup_trials=5)
+            self.study.sampler = kind(seed=len(tried) + 1000 * attempt)
+            trial = self.study.ask()
+            chosen = self._suggest(trial)
+            if all(trial.params != earlier.params for earlier in tried):
+                return trial, chosen
+            self.study.tell(trial, state=self.state.FAIL)
+        raise AssertionError("unreachable: a space with an untried setting gives it in the end")
 
-def _size(space: Space) -> float:
-    """How many settings there are."""
-    return prod(inf if isinstance(values, Range) else len(values) for values in space.values())
-
-
-def _space(search: Search) -> Space:
-    fixed = search.fixed.keys() | search.fixed.get("options", {}).keys()
-    space = search.ranges or space_of(search.method)
-    return {name: values for name, values in space.items() if name not in fixed}
-
-
-def _open(optuna: Any, search: Search) -> Any:
-    """The study in its journal; a trial that a killed process left is tried again."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    journal = optuna.storages.journal.JournalFileBackend(str(search.out / f"{search.name}.journal"))
-    storage = optuna.storages.JournalStorage(journal)
-    study = optuna.create_study(
-        study_name=_identity(search), storage=storage, direction="maximize", load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
-    )  # fmt: skip
-    for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        if trial.params:
-            study.enqueue_trial(trial.params, user_attrs=trial.user_attrs)
-    return study
-
-
-def _identity(search: Search) -> str:
-    """Trials compare only where everything that is not searched is the same."""
-    return f"{search.name} {json.dumps({'fixed': dict(search.fixed), 'seeds': search.seeds}, sort_keys=True)}"
-
-
-def _tried(optuna: Any, study: Any) -> list[Any]:
-    """The trials that were carried to an end of their own."""
-    ended = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-    return [t for t in study.get_trials(deepcopy=False) if t.state in ended or "error" in t.user_attrs]
-
-
-def _try(
-    optuna: Any,
-    study: Any,
-    trial: Any,
-    chosen: Mapping[str, Any],
-    search: Search,
-    store: Store,
-    settings: Settings,
-    jobs: int,
-) -> Iterator[Event | Tried]:
-    specs, values = search.specs(chosen), dict[int, float]()
-    while len(values) < len(specs):
-        complete = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
-        alone = not values and len(complete) >= STARTUP
-        handful = specs[len(values) :][: 1 if alone else jobs]
-        for event in run_all(handful, store, settings, jobs):
-            yield event
-            if isinstance(event, Failed) and event.damaged:
-                raise DataError(event.error)  # nothing was tried
-            if isinstance(event, Failed) and event.interrupted and INTERRUPTED not in trial.user_attrs:
-                trial.set_user_attr(INTERRUPTED, event.error)
-                raise RehearseError(event.error)  # the trial stays open, and is tried again: once
-            if isinstance(event, Failed):
-                trial.set_user_attr("error", event.error)
-                study.tell(trial, state=optuna.trial.TrialState.FAIL)
-                yield Tried(trial.number, chosen, None, "failed", event.error)
+    def try_next(self, store: Store, settings: Settings, jobs: int) -> Iterator[Event | Tried]:
+        """Run a setting under its seeds, as far as it is worth it."""
+        trial, chosen = self._next()
+        specs, values = self.search.specs(chosen), dict[int, float]()
+        while len(values) < len(specs):
+            alone = not values and len(self._trials(self.state.COMPLETE)) >= STARTUP
+            handful = specs[len(values) :][: 1 if alone else jobs]
+            for event in run_all(handful, store, settings, jobs):
+                yield event
+                if isinstance(event, Failed) and event.damaged:
+                    raise DataError(event.error)  # nothing was tried
+                if isinstance(event, Failed) and event.interrupted and INTERRUPTED not in trial.user_attrs:
+                    trial.set_user_attr(INTERRUPTED, event.error)
+                    raise RehearseError(event.error)  # the trial stays open, and is tried again: once
+                if isinstance(event, Failed):
+                    trial.set_user_attr("error", event.error)
+                    self.study.tell(trial, state=self.state.FAIL)
+                    yield Tried(trial.number, chosen, None, "failed", event.error)
+                    return
+                if isinstance(event, Finished):
+                    values[event.spec.seed] = _validation(event.result)
+            for seeds in range(len(values) - len(handful) + 1, len(values) + 1):
+                trial.report(fmean(values[seed] for seed in range(seeds)), seeds)
+            if len(values) < len(specs) and trial.should_prune():
+                self.study.tell(trial, state=self.state.PRUNED)
+                yield Tried(trial.number, chosen, fmean(values.values()), "pruned")
                 return
-            if isinstance(event, Finished):
-                values[event.spec.seed] = _validation(event.result)
-        for seeds in range(len(values) - len(handful) + 1, len(values) + 1):
-            trial.report(fmean(values[seed] for seed in range(seeds)), seeds)
-        if len(values) < len(specs) and trial.should_prune():
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            yield Tried(trial.number, chosen, fmean(values.values()), "pruned")
+        self.study.tell(trial, fmean(values.values()))
+        yield Tried(trial.number, chosen, fmean(values.values()), "complete")
+
+    def write_best(self) -> None:
+        """Write the best setting so far as a spec for ``rehearse run --spec``."""
+        search, complete = self.search, self._trials(self.state.COMPLETE)
+        if not complete:
             return
-    study.tell(trial, fmean(values.values()))
-    yield Tried(trial.number, chosen, fmean(values.values()), "complete")
+        best = max(complete, key=lambda trial: (trial.value, -trial.number))
+        layer = {**search.fixed, **as_layer(search.method, best.params)}
+        options = {**search.fixed.get("options", {}), **layer.pop("options", {})}
+        lines = [
+            f"# The best of {len(self.tried())} settings by validation accuracy: {best.value:.4f}, "
+            f"the mean over {search.seeds} seed{'s' if search.seeds > 1 else ''} (trial {best.number}).",
+            f"method = {json.dumps(search.method)}",
+            f"stream = {json.dumps(search.stream)}",
+            *(f"{name} = {json.dumps(value)}" for name, value in layer.items()),
+            *(["", "[options]"] if options else []),
+            *(f"{name} = {json.dumps(value)}" for name, value in options.items()),
+        ]
+        write_whole(search.best_file, "\n".join(lines) + "\n")
 
 
 def _validation(result: Mapping[str, Any]) -> float:
@@ -202,23 +210,3 @@ def _validation(result: Mapping[str, Any]) -> float:
     if value is None:
         raise InvalidInput(f"{result['spec']['stream']} has no validation sets; there is nothing to choose by")
     return float(value)
-
-
-def _write_best(optuna: Any, study: Any, search: Search) -> None:
-    """The best setting so far as a spec for ``rehearse run --spec``."""
-    complete = study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.COMPLETE])
-    if not complete:
-        return
-    best = max(complete, key=lambda trial: (trial.value, -trial.number))
-    layer = {**search.fixed, **as_layer(search.method, best.params)}
-    options = {**search.fixed.get("options", {}), **layer.pop("options", {})}
-    lines = [
-        f"# The best of {len(_tried(optuna, study))} settings by validation accuracy: {best.value:.4f}, "
-        f"the mean over {search.seeds} seed{'s' if search.seeds > 1 else ''} (trial {best.number}).",
-        f"method = {json.dumps(search.method)}",
-        f"stream = {json.dumps(search.stream)}",
-        *(f"{name} = {json.dumps(value)}" for name, value in layer.items()),
-        *(["", "[options]"] if options else []),
-        *(f"{name} = {json.dumps(value)}" for name, value in options.items()),
-    ]
-    write_whole(search.best_file, "\n".join(lines) + "\n")
