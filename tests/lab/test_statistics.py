@@ -18,7 +18,6 @@ def test_summary_by_hand():
     sd = math.sqrt(14 / 3)
     assert (result.mean, result.median, result.n, result.values) == (3, 2.5, 4, (1, 2, 3, 6))
     assert result.sd == pytest.approx(sd)
-    assert result.se == pytest.approx(sd / 2)
     assert result.interval == pytest.approx((3 - 3.1824 * sd / 2, 3 + 3.1824 * sd / 2), abs=1e-4)
 
 
@@ -32,10 +31,9 @@ def test_one_value_has_no_interval_and_none_has_nothing():
     one = summary([0.5])
     assert (one.mean, one.median, one.interval, one.n) == (0.5, 0.5, None, 1)
     assert math.isnan(one.sd)
-    assert math.isnan(one.se)
     none = summary([])
     assert (none.interval, none.n, none.values) == (None, 0, ())
-    assert all(math.isnan(value) for value in (none.mean, none.median, none.sd, none.se))
+    assert all(math.isnan(value) for value in (none.mean, none.median, none.sd))
 
 
 def test_a_missing_value_is_not_left_out_silently():

@@ -20,13 +20,14 @@ from rehearse.lab.networks import make_network
 from rehearse.lab.paper.costs import Costs
 from rehearse.lab.paper.missing import queue
 from rehearse.lab.paper.outcome import Outcome, Results, outcome, to_run
-from rehearse.lab.paper.strong import INTERFERED, STAGES, STREAMS, UNIFORM
-from rehearse.lab.paper.targets import GROUPS, PAPER, PARTS, STRONG, find_targets
+from rehearse.lab.paper.strong import INTERFERED, STREAMS, UNIFORM
+from rehearse.lab.paper.targets import GROUPS, PAPER, PARTS, QUEUES, STRONG, find_targets
 from rehearse.lab.report.figures import write_figure
 from rehearse.lab.spec import Spec
 from rehearse.lab.statistics import summary
 from rehearse.lab.within import over_time
 
+STAGES = QUEUES["strong"]
 RETRIEVAL, DECIDING = STRONG["strong-retrieval-split-cifar10"], "30 replayed, augmented"
 
 

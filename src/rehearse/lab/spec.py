@@ -163,6 +163,11 @@ def named_specs() -> dict[str, dict[str, Any]]:
     }
 
 
+def own_table(path: str) -> dict[str, Any]:
+    """A TOML file of this package."""
+    return tomllib.loads(resources.files("rehearse.lab").joinpath(path).read_text("utf-8"))
+
+
 @cache
 def _settings_files() -> dict[str, dict[str, Any]]:
     """What the settings files say, by stream; read once, and changed by nobody."""

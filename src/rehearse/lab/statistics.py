@@ -38,11 +38,6 @@ class Summary:
     values: tuple[float, ...]
 
     @property
-    def se(self) -> float:
-        """The standard error of the mean, sd / √n; nan for fewer than two values."""
-        return self.sd / sqrt(self.n) if self.n else nan
-
-    @property
     def shown(self) -> tuple[float, float] | None:
         """The interval to print or draw; None for fewer than `FEWEST` values."""
         return self.interval if self.n >= FEWEST else None

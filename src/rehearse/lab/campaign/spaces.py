@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
 from ...errors import InvalidInput
 from ..methods import find_method
-from ..spec import Plain
+from ..spec import Plain, own_table
 
 
 @dataclass(frozen=True)
@@ -31,22 +29,11 @@ class Range:
 
 Space = Mapping[str, Sequence[Plain] | Range]
 
-# The parts of spaces.toml that make a method's space; the learning rate alone for all others.
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "er-mir": ("any", "mir"),
-    "er-mir-head": ("any", "mir"),
-    "er-ace-mir": ("any", "mir"),
-    "der": ("any", "dark"),
-    "der-mir": ("any", "mir", "dark"),
-    "gen": ("gen",),
-    "gen-mir": ("gen", "search"),
-}
-
 
 def space_of(method: str) -> Space:
     """The values to search for a method; the learning rate alone where nothing else is known."""
-    parts = tomllib.loads(files("rehearse.lab.campaign").joinpath("spaces.toml").read_text("utf-8"))
-    space = {name: values for part in PARTS.get(method, ("any",)) for name, values in parts[part].items()}
+    parts = own_table("campaign/spaces.toml")
+    space = {name: values for part in parts["methods"].get(method, ["any"]) for name, values in parts[part].items()}
     unknown = space.keys() - find_method(method).options.keys() - {"lr", "updates", "candidates"}
     if unknown:
         raise InvalidInput(f"the search space of {method} has {', '.join(sorted(unknown))}, which it does not know")

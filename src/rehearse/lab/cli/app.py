@@ -56,6 +56,5 @@ def call() -> None:
     except OSError as problem:
         if problem.filename is None:
             raise
-        sentence = f"rehearse: {problem.filename}: {problem.strerror}"
-        say(sentence, "red")
+        say(f"rehearse: {problem.filename}: {problem.strerror}", "red")
         sys.exit(2)

@@ -11,7 +11,7 @@ from ..report import page
 from ..report.monitored import read_monitored
 from ..report.runs import find_runs
 from .console import output, warn_damaged
-from .engine import RUNS, Import, Results
+from .shared import RUNS, Import, Results
 
 
 def report(

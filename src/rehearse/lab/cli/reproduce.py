@@ -22,36 +22,14 @@ from ..paper.missing import Stage, queue, queue_lines
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
 from ..paper.targets import GROUPS, QUEUES, TARGETS, find_targets
+from ..report import reproduction as tables
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_figures
-from ..report.reproduction import (
-    Forecast,
-    cost_table,
-    filled,
-    outcome_csv,
-    outcome_differences_table,
-    outcome_markdown,
-    outcome_table,
-    reproduction_page,
-)
 from ..setup import check_data, with_precision
 from ..spec import Spec
+from . import shared
 from .console import output, print_tables, say, warn_damaged
-from .engine import (
-    RUNS,
-    Address,
-    CheckpointSeconds,
-    DataDir,
-    Engine,
-    Jobs,
-    Out,
-    Verbose,
-    engine_events,
-    follow,
-    of_execution,
-    of_output,
-    report_failures,
-)
+from .shared import of_execution, of_output
 
 PICTURES = "pictures"  # where runs that draw are, within OUT
 
@@ -85,13 +63,13 @@ def reproduce(
             "best one of the processor, any result counts."
         ),
     ] = "auto",
-    out: Out = RUNS,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    address: Address = None,
-    data_dir: DataDir = None,
-    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    verbose: Verbose = False,
+    out: shared.Out = shared.RUNS,
+    jobs: shared.Jobs = None,
+    engine: shared.Engine = "local",
+    address: shared.Address = None,
+    data_dir: shared.DataDir = None,
+    checkpoint_seconds: shared.CheckpointSeconds = Settings.checkpoint_seconds,
+    verbose: shared.Verbose = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show the results beside the published numbers.
 
@@ -124,13 +102,13 @@ def reproduce(
         failed = _draw_pictures(chosen, drawings, out, replace(settings, on_task_end=draw_figures), jobs)
         store, finished = Store(out), finished | {event.spec.key for event in failed}
         specs = [spec for spec in runs if spec.key not in finished or store.path(spec).exists()]
-        failed += follow(engine_events(specs, store, settings, jobs, engine, address), specs, out)[1]
+        failed += shared.follow(shared.engine_events(specs, store, settings, jobs, engine, address), specs, out)[1]
         results = list(results_in(places, lambda _: None))
     else:
         _say_what_needs_a_run(chosen, out / "tables" if write is None else write.parent / "figures")
     found = asked.outcomes(chosen, results)
     for file in fill or []:
-        write_whole(file, filled(file.read_text("utf-8"), found))
+        write_whole(file, tables.filled(file.read_text("utf-8"), found))
     if write is not None:
         _write_page(found, write)
         say(f"{', '.join(one.target.name for one in found)} on {write}, figures in {write.parent / 'figures'}")
@@ -140,7 +118,7 @@ def reproduce(
         for one in found:
             _show(one, verbose)
         say(f"tables and figures are in {out / 'tables'}")
-    report_failures(failed)
+    shared.report_failures(failed)
 
 
 def _in(precision: str, spec: Spec) -> Spec:
@@ -206,7 +184,7 @@ def _draw_pictures(
     if not specs:
         return []
     check_pictures()
-    finished, failed = follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
+    finished, failed = shared.follow(local.run_all(specs, Store(place), settings, jobs), specs, out)
     tables.mkdir(parents=True, exist_ok=True)
     for event in finished:
         if store.get(event.spec) is None:
@@ -232,7 +210,7 @@ def _say_what_needs_a_run(targets: list[Target], folder: Path) -> None:
 def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]], places: list[Path]) -> None:
     drawn = {result["key"] for result in results_in([place / PICTURES for place in places], lambda _: None)}
     costs, finished = Costs(results), {result["key"] for result in results}
-    rows: list[Forecast] = []
+    rows: list[tables.Forecast] = []
     everything: dict[str, Spec] = {}
     lacking: dict[str, Spec] = {}
     for target in targets:
@@ -249,19 +227,19 @@ def _foretell(targets: list[Target], asked: Asked, results: list[dict[str, Any]]
         for line in queue_lines(to_queue, targets, costs):
             output.print(line, soft_wrap=True)
     together = [costs.estimate(spec) for spec in lacking.values()]
-    print_tables([cost_table(rows, ("together", len(everything), len(everything) - len(together), together))])
+    print_tables([tables.cost_table(rows, ("together", len(everything), len(everything) - len(together), together))])
 
 
 def _show(found: Outcome, verbose: bool) -> None:
-    print_tables(filter(None, (outcome_table(found, verbose=verbose), outcome_differences_table(found))))
+    print_tables(filter(None, (tables.outcome_table(found, verbose=verbose), tables.outcome_differences_table(found))))
     if found.target.note:
         output.print(found.target.note)
 
 
 def _write(found: Outcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{found.target.name}.csv", outcome_csv(found))
-    write_whole(folder / f"{found.target.name}.md", outcome_markdown(found))
+    write_whole(folder / f"{found.target.name}.csv", tables.outcome_csv(found))
+    write_whole(folder / f"{found.target.name}.md", tables.outcome_markdown(found))
     _draw(found, folder)
 
 
@@ -284,4 +262,4 @@ def _write_page(found: list[Outcome], page: Path) -> None:
         name: f"{name}{'.png' if one.target.pictures else '.svg'}" for one in found for name in one.target.drawings
     }
     drawn = {name: f"figures/{file}" for name, file in files.items() if (folder / file).exists()}
-    write_whole(page, reproduction_page(found, drawn))
+    write_whole(page, tables.reproduction_page(found, drawn))

@@ -25,26 +25,9 @@ from ..report.tensorboard import log_events
 from ..setup import check, with_precision
 from ..spec import Spec, load_spec_values
 from ..streams import STREAMS
+from . import shared
 from .console import output, print_tables, say
-from .engine import (
-    RUNS,
-    Address,
-    CheckpointSeconds,
-    DataDir,
-    Engine,
-    Import,
-    Jobs,
-    Out,
-    SamplesPerTask,
-    Verbose,
-    engine_events,
-    follow,
-    of_execution,
-    of_method,
-    of_output,
-    of_stream,
-    report_failures,
-)
+from .shared import of_execution, of_method, of_output, of_stream
 
 USUAL = ("er", "er-mir")
 SEEDS = 5
@@ -91,8 +74,8 @@ def run(
     spec: Annotated[
         list[str] | None, typer.Option(help="A spec to start from: a TOML or JSON file, or a name.")
     ] = None,
-    own: Import = None,
-    samples_per_task: SamplesPerTask = None,
+    own: shared.Import = None,
+    samples_per_task: shared.SamplesPerTask = None,
     tasks: Annotated[int | None, of_stream(help="Tasks to divide the classes into, or permutations.")] = None,
     batch_size: Annotated[
         int | None, of_stream(help="Samples in an incoming batch.", show_default=str(Spec.batch_size))
@@ -149,10 +132,10 @@ def run(
         list[str] | None,
         of_method("--option", "-o", help="An option of a method, NAME=VALUE; see `rehearse methods`."),
     ] = None,
-    out: Out = RUNS,
-    jobs: Jobs = None,
-    engine: Engine = "local",
-    address: Address = None,
+    out: shared.Out = shared.RUNS,
+    jobs: shared.Jobs = None,
+    engine: shared.Engine = "local",
+    address: shared.Address = None,
     device: Annotated[str, of_execution(help="cpu, or cuda (supported, untested).")] = "cpu",
     precision: Annotated[
         str | None,
@@ -160,9 +143,9 @@ def run(
             help="auto, float32 (exact and portable), bfloat16 or bfloat16-scoring.", show_default=Spec.precision
         ),
     ] = None,
-    data_dir: DataDir = None,
-    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
-    verbose: Verbose = False,
+    data_dir: shared.DataDir = None,
+    checkpoint_seconds: shared.CheckpointSeconds = Settings.checkpoint_seconds,
+    verbose: shared.Verbose = False,
     as_json: Annotated[bool, of_output("--json", help="Print one JSON document on standard output.")] = False,
     every: Annotated[
         int | None, of_output(help="Evaluate after every N batches too.", show_default="after each task only")
@@ -226,9 +209,9 @@ def run(
     unfinished = {one.method: one for one in everything if store.get(with_precision(one, device)) is None}
     if unfinished:
         check([*unfinished.values()], data_dir, device)
-    events = engine_events(everything, store, settings, jobs, engine, address)
+    events = shared.engine_events(everything, store, settings, jobs, engine, address)
     events = log_events(events, store) if tensorboard else events
-    finished, failed = follow(events, everything, out)
+    finished, failed = shared.follow(events, everything, out)
     again = [store.folder(event.spec) for event in finished if event.again]
     kept = len([folder for folder in again if trace or (images and not (folder / "images").is_dir())])
     if kept:
@@ -244,14 +227,14 @@ def run(
         _print(comparison, differ, finished, out, verbose)
     for sentence in fallback_sentences(event.result for event in finished):
         say(sentence, "yellow")
-    report_failures(failed)
+    shared.report_failures(failed)
 
 
 def _print(comparison: dict[str, Any], differ: str, finished: Sequence[Finished], out: Path, verbose: bool) -> None:
     print_tables(comparison_tables(comparison, verbose=verbose))
     for sentence in filter(None, (differ, *low_ceilings(comparison))):
         output.print(sentence)
-    place = "" if out == RUNS else f" --out {shlex.quote(str(out))}"
+    place = "" if out == shared.RUNS else f" --out {shlex.quote(str(out))}"
     say(f"results are in {out}; `rehearse show {finished[0].spec.key[:8]}{place}` shows the first run")
 
 

@@ -17,7 +17,7 @@ from ..report.sentences import sentences
 from ..report.tables import table_of
 from ..spec import Spec
 from .console import output, print_tables
-from .engine import RUNS, Import, Results
+from .shared import RUNS, Import, Results
 
 
 def show(

@@ -14,9 +14,13 @@ from ..campaign.tune import SEEDS, Search, Tried, tune
 from ..experiment import Settings
 from ..methods import find_method
 from ..report.progress import label
+from ..report.runs import TRIALS
 from ..setup import check_data
+from . import shared
 from .console import output, say
-from .engine import RUNS, CheckpointSeconds, DataDir, Import, Jobs, SamplesPerTask, of_execution, of_method
+from .shared import of_execution, of_method
+
+OUT = shared.RUNS / TRIALS
 
 
 def tune_command(
@@ -25,18 +29,18 @@ def tune_command(
     trials: Annotated[int, typer.Option(help="Number of settings to try in all, earlier calls included.")] = 20,
     seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = SEEDS,
     memory: Annotated[int | None, of_method(help="Stored samples per class, not searched.")] = None,
-    samples_per_task: SamplesPerTask = None,
-    out: Annotated[Path, of_execution(help="Directory of trials and runs; the same command resumes.")] = RUNS / "tune",
-    jobs: Jobs = None,
-    data_dir: DataDir = None,
-    checkpoint_seconds: CheckpointSeconds = Settings.checkpoint_seconds,
+    samples_per_task: shared.SamplesPerTask = None,
+    out: Annotated[Path, of_execution(help="Directory of trials and runs; the same command resumes.")] = OUT,
+    jobs: shared.Jobs = None,
+    data_dir: shared.DataDir = None,
+    checkpoint_seconds: shared.CheckpointSeconds = Settings.checkpoint_seconds,
     ranges: Annotated[
         list[str] | None,
         typer.Option(
             "--range", help="What to search: NAME=LOW:HIGH, or NAME=VALUE,VALUE,…", show_default="published values"
         ),
     ] = None,
-    own: Import = None,
+    own: shared.Import = None,
 ) -> None:
     r"""Search for the setting with the best validation accuracy (extra rehearse-torch\[tune]).
 

@@ -36,17 +36,6 @@ class Stage:
                 yield from to_run(replace(part, entries=kept), results, most, first_seed)
 
 
-STAGES = (
-    Stage("3 seeds in every cell of the tables", [name for name in PUBLISHED if name != "table4"], 3),
-    Stage("a seed of Mini-ImageNet", ["table4"], 1),  # which costs as much as all of the above
-    Stage("3 seeds of Mini-ImageNet", ["table4"], 3),
-    Stage("Table 2 as published", ["table2"], methods=("er", "er-mir", "finetune", "iid-online")),
-    Stage("Figures 5 to 7 as published", ["figure5", "figure6", "figure7"]),
-    Stage("Tables 5 and 6 as published", ["table5", "table6"]),
-    Stage("all the rest as published"),
-)
-
-
 def queue(
     stages: Sequence[Stage],
     targets: Sequence[Target],

@@ -17,15 +17,13 @@ taken as the former. Figures 4 to 7 have no numbers in the paper's source and ar
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from importlib.resources import files
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from rehearse.errors import DataError
+from rehearse.lab.spec import own_table
 from rehearse.lab.statistics import Published
 
 Metric = Literal["accuracy", "forgetting", "generator-loss"]
@@ -98,11 +96,6 @@ def parse_number(printed: str, metric: Metric, standard_errors: int, runs: int |
     return Published(value, float(plus_minus), float(plus_minus / standard_errors), runs)
 
 
-def _load() -> Mapping[str, Table]:
-    source = tomllib.loads(files("rehearse.lab.paper").joinpath("published.toml").read_text(encoding="utf-8"))
-    return MappingProxyType({name: _table(name, entry) for name, entry in source.items()})
-
-
 def _table(name: str, entry: dict[str, Any]) -> Table:
     return Table(
         name=name,
@@ -132,4 +125,5 @@ def _setting(row: dict[str, Any], column: dict[str, Any]) -> Setting:
     )
 
 
-PUBLISHED: Mapping[str, Table] = _load()
+_FILE = own_table("paper/published.toml")
+PUBLISHED: Mapping[str, Table] = {name: _table(name, entry) for name, entry in _FILE.items()}

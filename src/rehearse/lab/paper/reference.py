@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib.resources import files
 from math import nan
 from typing import Any
 
 from ..methods import resolve
-from ..spec import Spec
+from ..spec import Spec, own_table
 from ..statistics import Summary, interval
 
 
@@ -31,4 +29,4 @@ def reference(spec: Spec, metric: str) -> Summary | None:
 
 @cache
 def _file() -> dict[str, Any]:
-    return tomllib.loads(files("rehearse.lab.paper").joinpath("reference.toml").read_text("utf-8"))
+    return own_table("paper/reference.toml")

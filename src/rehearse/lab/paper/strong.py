@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from functools import partial
-from importlib.resources import files
 from itertools import product
 from typing import Any, Final
 
 from ..methods import METHODS, resolve
-from ..spec import stream_settings
-from .missing import Stage
+from ..spec import own_table, stream_settings
 from .target import Entry, Target
 
-STREAMS: Final[dict[str, Any]] = tomllib.loads(files("rehearse.lab.paper").joinpath("strong.toml").read_text("utf-8"))
-STAGES = tuple(Stage(**stage) for stage in STREAMS.pop("stages"))
-"""The queue of `rehearse reproduce strong`: what decides first."""
+STREAMS: Final[dict[str, Any]] = own_table("paper/strong.toml")
 target = partial(Target, one_precision=True)
 CIFAR10, SPLIT, PERMUTED = "split-cifar10", "split-mnist", "permuted-mnist"
 

@@ -7,23 +7,21 @@ and those of er-plus are computed (`strong`).
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.resources import files
 from itertools import product
 from typing import Any, Final
 
 from ..extensions import find
 from ..methods import find_method
+from ..spec import own_table
 from ..streams import STREAMS
 from . import strong
-from .missing import MISSING, STAGES, Stage
+from .costs import ROWS_A_TASK
+from .missing import MISSING, Stage
 from .published import PUBLISHED, Cell, Setting, Table
 from .target import Entry, Picture, Target
 
-# All training rows of a task: a spec that asks for all of them and one that asks for none in particular are one run.
-WHOLE_TASK = {"split-cifar10": 9750}
 SEEDS = 20  # where the paper does not say how many
 
 
@@ -35,13 +33,6 @@ PAPER_SPECS: Mapping[tuple[str, str, str, str | None], str] = {
     ("table5", "split-mnist", "gen-mir", None): "gen-mir-elbo",
     ("table5", "permuted-mnist", "gen", None): "permuted-gen-elbo",
     ("table5", "permuted-mnist", "gen-mir", None): "permuted-gen-mir-elbo",
-}
-GEN_PAIR = ("GEN-MIR", "GEN")
-PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "table1": (("ER-MIR", "ER"), GEN_PAIR),
-    "table5": (GEN_PAIR,),
-    "table6": (GEN_PAIR,),
-    "cifar10-1k": (("ER-res-MIR", "ER-res"),),
 }
 
 
@@ -57,28 +48,23 @@ def _from_table(table: Table) -> Target:
             name = f"{setting.method}-{setting.variant}"
         entries.append(Entry(row, column, setting.method, setting.stream, run_settings(setting), name, cells))
     metrics = tuple(dict.fromkeys(cell.metric for cell in table.cells))
-    pairs = PAIRS.get(table.name, (("ER-MIR", "ER"),))
-    return Target(table.name, table.caption, tuple(entries), table.runs or SEEDS, metrics, pairs, table.note)
+    target = Target(table.name, table.caption, tuple(entries), table.runs or SEEDS, metrics, note=table.note)
+    return replace(target, **_said(_WRITTEN[table.name]))
 
 
 def run_settings(setting: Setting) -> dict[str, Any]:
     """A published setting in the fields of a spec, without what the stream does by itself."""
     settings: dict[str, Any] = {"memory": setting.memory, "updates": setting.updates}
-    whole = STREAMS[setting.stream].samples_per_task or WHOLE_TASK.get(setting.stream)
-    if setting.samples_per_task != whole:
+    whole = STREAMS[setting.stream].samples_per_task or ROWS_A_TASK[setting.stream]
+    if setting.samples_per_task != whole:  # all of them and none in particular are one run
         settings["samples_per_task"] = setting.samples_per_task
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _table6(target: Target) -> Target:
-    """It probably prints validation accuracies: ours stand beside the same numbers. Each ablation is held against
-    GEN-MIR on the same seeds."""
-    entries = [replace(e, cells={**e.cells, "validation_accuracy": e.cells["accuracy"]}) for e in target.entries]
-    ablations = dict.fromkeys(e.row for e in entries if e.row not in GEN_PAIR)
-    pairs = (*target.pairs, *((row, "GEN-MIR") for row in ablations))
-    metrics = (*target.metrics, "validation_accuracy")
-    note = f"{target.note} The verdicts that are counted are those on validation accuracies."
-    return replace(target, entries=tuple(entries), metrics=metrics, pairs=pairs, note=note)
+    """It probably prints validation accuracies: ours stand beside the same numbers."""
+    entries = (replace(e, cells={**e.cells, "validation_accuracy": e.cells["accuracy"]}) for e in target.entries)
+    return replace(target, entries=tuple(entries))
 
 
 def _tables() -> Iterator[Target]:
@@ -88,8 +74,9 @@ def _tables() -> Iterator[Target]:
 
 # ------------------------------------------------------------------------------------------------------ targets.toml
 
-_WRITTEN: Final = tomllib.loads(files("rehearse.lab.paper").joinpath("targets.toml").read_text("utf-8"))
+_WRITTEN: Final = own_table("paper/targets.toml")
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {name: tuple(names) for name, names in _WRITTEN.pop("parts").items()}
+_QUEUES: Final = {name: tuple(Stage(**one) for one in stages) for name, stages in _WRITTEN.pop("queues").items()}
 AS_WRITTEN = ("title", "seeds", "note", "metrics", "pairs", "column_pairs", "retrievals", "sought", "one_precision")
 
 
@@ -101,8 +88,11 @@ def _written(name: str) -> Target:
         for column, row in product(grid["columns"], grid["rows"])
     )
     pictures = tuple(Picture(**picture) for picture in block.get("pictures", []))
-    said = {field: _tuples(block[field]) for field in AS_WRITTEN if field in block}
-    return Target(name, entries=entries, pictures=pictures, **said)
+    return Target(name, entries=entries, pictures=pictures, **_said(block))
+
+
+def _said(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {field: _tuples(block[field]) for field in AS_WRITTEN if field in block}
 
 
 def _with_likes(block: dict[str, Any]) -> dict[str, Any]:
@@ -130,7 +120,8 @@ def _tuples(value: Any) -> Any:
 
 # ----------------------------------------------------------------------------------------------------------- by name
 
-_KNOWN = {target.name: target for target in (*_tables(), *map(_written, _WRITTEN), *strong.targets())}
+_OTHERS = [name for name in _WRITTEN if name not in PUBLISHED]
+_KNOWN = {target.name: target for target in (*_tables(), *map(_written, _OTHERS), *strong.targets())}
 
 
 def _in_parts(of: str) -> Mapping[str, Target]:
@@ -152,8 +143,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     **{name: names for name, names in PARTS.items() if name not in TARGETS},
 }
 QUEUES: Mapping[str, Sequence[Stage]] = {
-    "missing": STAGES,
-    **{name: strong.STAGES for name in ("strong", *PARTS) if name.startswith("strong")},
+    **_QUEUES,
+    **{part: _QUEUES["strong"] for part in PARTS if part.startswith("strong")},
 }
 
 

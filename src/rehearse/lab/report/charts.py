@@ -100,8 +100,8 @@ def seen_chart(rows: Sequence[Row]) -> Chart:
     def after(matrices: np.ndarray, task: int) -> np.ndarray:
         return np.asarray(matrices[:, task, : task + 1].mean(axis=1))
 
-    title = "Accuracy on the tasks seen so far"
-    return _over_tasks("seen", title, "tasks learned so far", "accuracy in %", rows, after, "after task", dodge=False)
+    words = "Accuracy on the tasks seen so far", "tasks learned so far", "accuracy in %"
+    return _over_tasks("seen", words, rows, after)
 
 
 def forgetting_chart(rows: Sequence[Row]) -> Chart:
@@ -110,45 +110,38 @@ def forgetting_chart(rows: Sequence[Row]) -> Chart:
     def lost(matrices: np.ndarray, task: int) -> np.ndarray:
         return np.asarray(matrices[:, task:, task].max(axis=1) - matrices[:, -1, task])
 
-    title = "Forgetting, task by task"
-    return _over_tasks("forgetting", title, "task", "accuracy lost, in points", rows, lost, "task", dodge=True)
+    words = "Forgetting, task by task", "task", "accuracy lost, in points"
+    return _over_tasks("forgetting", words, rows, lost)
 
 
 def _over_tasks(
-    kind: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    rows: Sequence[Row],
-    measure: Callable[[np.ndarray, int], np.ndarray],
-    word: str,
-    *,
-    dodge: bool,
+    kind: str, words: tuple[str, str, str], rows: Sequence[Row], measure: Callable[[np.ndarray, int], np.ndarray]
 ) -> Chart:
+    """A chart with these words as its title and beside its axes; of forgetting the rows stand side by side."""
+    aside, word = (True, "task") if kind == "forgetting" else (False, "after task")
     most = max(row.matrices.shape[1] for row in rows)
-    places = most - 1 if kind == "forgetting" else most
+    places = most - aside
     measured: list[tuple[Row, dict[int, Summary]]] = []
     for row in rows:
-        tasks = range(row.matrices.shape[1] - (kind == "forgetting"))
+        tasks = range(row.matrices.shape[1] - aside)
         numbers = {task: summary(measure(row.matrices, task)) for task in tasks}
         measured.append((row, {task: value for task, value in numbers.items() if not np.isnan(value.mean)}))
     measured = [(row, numbers) for row, numbers in measured if numbers]
     everything = [value for _, numbers in measured for each in numbers.values() for value in _extent(each)]
-    floor = [0.0] if kind == "forgetting" else []
-    y = linear_axis(everything + floor, BOTTOM, TOP, least=0.0, most=1.0)
-    x = Axis(-0.5, places - 0.5, LEFT, RIGHT) if dodge else Axis(0, max(places - 1, 1), LEFT + 14, RIGHT - 14)
+    y = linear_axis([*everything, *([0.0] if aside else [])], BOTTOM, TOP, least=0.0, most=1.0)
+    x = Axis(-0.5, places - 0.5, LEFT, RIGHT) if aside else Axis(0, max(places - 1, 1), LEFT + 14, RIGHT - 14)
     slot = (RIGHT - LEFT) / max(places, 1) * 0.7 / max(len(measured), 1)
     series = []
     for index, (row, numbers) in enumerate(measured):
-        offset = (index - (len(measured) - 1) / 2) * min(slot, 16) if dodge else 0.0
+        offset = (index - (len(measured) - 1) / 2) * min(slot, 16) if aside else 0.0
         marks = [
             _mark(x.at(task) + offset, y, value, f"{row.label}, {word} {task + 1}", index, task)
             for task, value in numbers.items()
         ]
-        series.append(Series(row.label, row.style, marks, reference=not dodge and len(marks) == 1 and places > 1))
+        series.append(Series(row.label, row.style, marks, reference=not aside and len(marks) == 1 and places > 1))
     every = -(-places // 10)
     x_ticks = [(x.at(task), str(task + 1)) for task in range(places) if (task + 1) % every == 0 or every == 1]
-    return Chart(kind, title, x_label, y_label, x, y, x_ticks, _percent_ticks(y), series)
+    return Chart(kind, *words, x, y, x_ticks, _percent_ticks(y), series)
 
 
 def time_chart(rows: Sequence[Row]) -> Chart:

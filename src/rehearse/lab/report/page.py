@@ -51,18 +51,13 @@ assert len(MARKERS) == STYLES
 
 
 @dataclass(frozen=True)
-class Picture:
-    name: str
-    source: str
-
-
-@dataclass(frozen=True)
 class Album:
     """The pictures of one run of a row; those of its other seeds stay in their folders."""
 
     label: str
     run: FinishedRun
-    pictures: Sequence[Picture]
+    pictures: Mapping[str, str]
+    """Its name -> its source."""
     damaged: Sequence[str]
 
 
@@ -190,7 +185,7 @@ def _album(row: Row) -> Album | None:
         files = sorted((run.folder / "images").glob("*.png"))
         if files:
             sources = {file.stem: _data_uri(file) for file in files}
-            good = [Picture(name, source) for name, source in sources.items() if source is not None]
+            good = {name: source for name, source in sources.items() if source is not None}
             return Album(row.label, run, good, [name for name, source in sources.items() if source is None])
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 from string import ascii_lowercase
 
@@ -27,7 +27,6 @@ from .tables import SPREAD, UNDEFINED
 END = "<!-- end -->"
 DIFFERENCES = ("", "column", "metric", "difference", "n", "estimated seeds needed")
 FORECASTS = ("target", "runs", "done", "to run", "CPU hours", "disk")
-HEAD = ("", "column", "metric", "ours", "median", "n", "published", "verdict")
 KINDS = ("learning", "anytime", "pooled", "validation", "anytime_average", "worst_case")
 PER_CENT = ("accuracy", "forgetting", "stability_gap", *(f"{kind}_accuracy" for kind in KINDS))
 VERDICTS: tuple[Judgement, ...] = ("agrees", "differs", "inconclusive", "not run")
@@ -92,13 +91,12 @@ def units(metrics: Collection[str], fraction: str = "%") -> str:
 
 
 def outcome_table(outcome: Outcome, *, verbose: bool = False) -> Table:
-    target, head = outcome.target, _head(outcome)
-    shown = [place for place, name in enumerate(head) if verbose or name not in DETAILS]
-    rows = [[_cells(line, outcome)[place] for place in shown] for line in _told(outcome)]
+    target = outcome.target
+    columns = {name: cell for name, cell in _columns(outcome).items() if verbose or name not in DETAILS}
+    rows = [[cell(line) for cell in columns.values()] for line in _told(outcome)]
     title = f"{target.name}: {target.title} ({units(target.metrics)})\n{counted(outcome)}"
     told = [f"reference: {source()}"] if verbose and _has_reference(outcome) else []
-    caption = "; ".join([legend(target.metrics), *told])
-    return tables.table_of(title, [head[place] for place in shown], rows, 3, caption)
+    return tables.table_of(title, [*columns], rows, 3, "; ".join([legend(target.metrics), *told]))
 
 
 def _told(outcome: Outcome) -> list[Line]:
@@ -113,9 +111,24 @@ def tells_precision(outcome: Outcome) -> bool:
     return any(precision not in ("auto", "float32") for line in outcome.lines for precision in line.precisions)
 
 
-def _head(outcome: Outcome) -> tuple[str, ...]:
-    theirs = ("reference",) if _has_reference(outcome) else ()
-    return (*HEAD[:-1], *theirs, HEAD[-1], *(("precision",) if tells_precision(outcome) else ()))
+def _columns(outcome: Outcome) -> dict[str, Callable[[Line], str]]:
+    """What a table of the target shows of a line, by the name of the column."""
+    return {
+        "": lambda line: line.entry.row,
+        "column": lambda line: line.entry.column,
+        "metric": lambda line: line.metric,
+        "ours": lambda line: number(line.ours, line.metric),
+        "median": _median,
+        "n": lambda line: _count(line, min(outcome.seeds, line.entry.seeds or outcome.seeds)),
+        "published": lambda line: (line.published.printed if line.published else "") or UNDEFINED,
+        **({"reference": _reference} if _has_reference(outcome) else {}),
+        "verdict": judgement,
+        **({"precision": precision_words} if tells_precision(outcome) else {}),
+    }
+
+
+def _markdown(columns: Mapping[str, Callable[[Line], str]], lines: Iterable[Line]) -> str:
+    return markdown_table([*columns], [[cell(line) for cell in columns.values()] for line in lines], right=3)
 
 
 def _has_reference(outcome: Outcome) -> bool:
@@ -164,21 +177,9 @@ def _about(number: int) -> str:
     return f"about {-(-number // unit) * unit:,}" if number <= MANY_SEEDS else f"over {MANY_SEEDS:,}"
 
 
-def _cells(line: Line, outcome: Outcome) -> tuple[str, ...]:
-    printed = line.published.printed if line.published is not None else ""
-    ours, digits = line.ours, _digits(line.metric)
-    cells = (
-        line.entry.row,
-        line.entry.column,
-        line.metric,
-        number(ours, line.metric),
-        tables.number(None if ours is None else _unit(line.metric) * ours.median, digits=digits),
-        _count(line, min(outcome.seeds, line.entry.seeds or outcome.seeds)),
-        printed or UNDEFINED,
-        *([_reference(line)] if _has_reference(outcome) else []),
-        judgement(line),
-    )
-    return (*cells, precision_words(line)) if tells_precision(outcome) else cells
+def _median(line: Line) -> str:
+    value = None if line.ours is None else _unit(line.metric) * line.ours.median
+    return tables.number(value, digits=_digits(line.metric))
 
 
 def _reference(line: Line) -> str:
@@ -265,14 +266,15 @@ def outcome_markdown(outcome: Outcome) -> str:
     """The target as a section: its table, its paired differences, its note."""
     target = outcome.target
     marks = condition_marks(outcome)
-    rows = [
-        [*_cells(line, outcome), cpu_words(line, marks), f"`{command(line, target.name)}`"] for line in _told(outcome)
-    ]
+    columns = _columns(outcome) | {
+        "CPU s a run": lambda line: cpu_words(line, marks),
+        "command": lambda line: f"`{command(line, target.name)}`",
+    }
     seeds = f"{outcome.seeds} seed{'s are' if outcome.seeds > 1 else ' is'} asked for; n says how many there are."
     parts = [f"## {target.name}", f"**{counted(outcome)}**"]
     parts.append(f"{target.title}. {seeds} Numbers: {units(target.metrics)}.")
     parts += [target.note] if target.note else []
-    parts.append(markdown_table([*_head(outcome), "CPU s a run", "command"], rows, right=3))
+    parts.append(_markdown(columns, _told(outcome)))
     parts += [*explained(outcome), *condition_words(marks)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
@@ -309,10 +311,10 @@ def condition_words(marks: Mapping[str, str]) -> list[str]:
 
 def _short_markdown(outcome: Outcome) -> str:
     """What a reader of the first page wants: the lines that were run, and the paired differences."""
-    rows = [_cells(line, outcome) for line in outcome.lines if line.ours is not None]
-    if not rows:
+    lines = [line for line in outcome.lines if line.ours is not None]
+    if not lines:
         return f"`rehearse reproduce {outcome.target.name}` has not been run yet."
-    parts = [counted(outcome), markdown_table(_head(outcome), rows, right=3), *explained(outcome)]
+    parts = [counted(outcome), _markdown(_columns(outcome), lines), *explained(outcome)]
     if outcome.differences:
         parts.append(_differences_markdown(outcome))
     parts.append(f"`rehearse reproduce {outcome.target.name}`; {legend(outcome.target.metrics)}.")
