@@ -123,6 +123,8 @@ CANDIDATES: Final = frozenset({"candidates"})
 at_random = partial(replay, retrieval=builders.uniform, reads=CANDIDATES)
 plus = partial(replay, loss=builders.plus_loss, options=builders.PLUS_OPTIONS, more=builders.plus)
 interfered = partial(replay, retrieval=builders.most_interfered, reads=SCORING)
+imagined = partial(Method, build=generative, uses=frozenset({"updates"}))
+from_codes = partial(Method, build=coded, not_preparing=WITHOUT_PART)
 CODES = frozenset({"capacity", "updates", "budget", "exclude_current_task"})
 DARK_OPTIONS = {**defaults(DarkExperience, "alpha", "beta"), "draws": 1}
 
@@ -166,31 +168,22 @@ METHODS: dict[str, Method] = {
         frozenset({"capacity", "updates", "budget"}),
         builders.SCR_OPTIONS,
     ),
-    "gen": Method(
-        "replay of samples that a generator, itself learned from the stream, imagines",
-        generative,
-        frozenset({"updates"}),
-        GENERATOR_OPTIONS,
+    "gen": imagined(
+        "replay of samples that a generator, itself learned from the stream, imagines", options=GENERATOR_OPTIONS
     ),
-    "gen-mir": Method(
+    "gen-mir": imagined(
         "replay of imagined samples, searched for what the coming update interferes with most",
-        generative,
-        frozenset({"updates"}),
-        GENERATOR_OPTIONS | SEARCH_OPTIONS,
+        options=GENERATOR_OPTIONS | SEARCH_OPTIONS,
     ),
-    "ae": Method(
+    "ae": from_codes(
         "replay from a memory of codes that an autoencoder, itself learned from the stream, reads and writes",
-        coded,
-        CODES,
-        CODE_OPTIONS,
-        WITHOUT_PART,
+        uses=CODES,
+        options=CODE_OPTIONS,
     ),
-    "ae-mir": Method(
+    "ae-mir": from_codes(
         "replay of the stored codes nearest to where, in the space of codes, the coming update interferes most",
-        coded,
-        CODES | {"candidates"},
-        CODE_OPTIONS | CODE_SEARCH_OPTIONS,
-        WITHOUT_PART,
+        uses=CODES | CANDIDATES,
+        options=CODE_OPTIONS | CODE_SEARCH_OPTIONS,
         candidates=CodeSearch().candidates,
     ),
 }

@@ -23,16 +23,9 @@ from .streams.datasets.fetch import find_data
 
 def spec_stream(spec: Spec, data_dir: str | None = None) -> Stream:
     """Return the stream of a spec, shuffled for the methods that are upper bounds."""
-    stream = make_stream(
-        spec.stream,
-        seed=spec.seed,
-        split_seed=spec.split_seed,
-        samples_per_task=spec.samples_per_task,
-        n_tasks=spec.tasks,
-        batch_size=spec.batch_size,
-        class_order=spec.class_order,
-        data_dir=data_dir,
-    )
+    as_named = ("seed", "split_seed", "samples_per_task", "batch_size", "class_order")
+    settings = {name: getattr(spec, name) for name in as_named}
+    stream = make_stream(spec.stream, n_tasks=spec.tasks, data_dir=data_dir, **settings)
     stream = stream if spec.step_cost is None else PassingStream(stream, spec.step_cost)
     epochs = find_method(spec.method).iid_epochs
     return stream.iid(epochs) if epochs else stream

@@ -38,8 +38,8 @@ class Setting:
 
     ``memory`` counts memories per class, None for a method that keeps none (so that one run answers every
     column of its row); ``updates`` per incoming batch, None where the method's own settings decide
-    (generative replay); ``samples_per_task`` None means all there are; ``variant`` names what an ablation
-    takes away.
+    (generative replay); ``samples_per_task`` None means all there are; ``variant`` names settings of its own,
+    which are a named spec: what an ablation takes away, say.
     """
 
     stream: str

@@ -27,14 +27,6 @@ SEEDS = 20  # where the paper does not say how many
 
 # ------------------------------------------------------------------------------------------------- the paper's tables
 
-# Generative rows have settings of their own for each table, which are named specs: (table, stream, method, variant).
-PAPER_SPECS: Mapping[tuple[str, str, str, str | None], str] = {
-    ("table5", "split-mnist", "gen", None): "gen-elbo",
-    ("table5", "split-mnist", "gen-mir", None): "gen-mir-elbo",
-    ("table5", "permuted-mnist", "gen", None): "permuted-gen-elbo",
-    ("table5", "permuted-mnist", "gen-mir", None): "permuted-gen-mir-elbo",
-}
-
 
 def _from_table(table: Table) -> Target:
     places: dict[tuple[str, str], dict[str, Cell]] = {}
@@ -43,9 +35,8 @@ def _from_table(table: Table) -> Target:
     entries = []
     for (row, column), cells in places.items():
         setting = next(iter(cells.values())).setting
-        name = PAPER_SPECS.get((table.name, setting.stream, setting.method, setting.variant))
-        if setting.variant is not None:
-            name = f"{setting.method}-{setting.variant}"
+        permuted = "permuted-" if setting.stream == "permuted-mnist" else ""
+        name = None if setting.variant is None else f"{permuted}{setting.method}-{setting.variant}"
         entries.append(Entry(row, column, setting.method, setting.stream, run_settings(setting), name, cells))
     metrics = tuple(dict.fromkeys(cell.metric for cell in table.cells))
     target = Target(table.name, table.caption, tuple(entries), table.runs or SEEDS, metrics, note=table.note)

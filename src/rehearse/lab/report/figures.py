@@ -12,7 +12,7 @@ import numpy as np
 from ...files import replace_file
 from ...metrics import accuracy_seen
 from ..extras import needs
-from ..paper.outcome import Outcome, Result, values_of
+from ..paper.outcome import Outcome, values_of
 from ..statistics import summary
 
 Draw = Callable[[Outcome, Any], None]
@@ -56,7 +56,8 @@ def seen_so_far(outcome: Outcome, figure: Any) -> None:
     axes = figure.subplots()
     for (row, _), runs in outcome.runs.items():
         if runs:
-            curve = np.array([accuracy_seen(_matrix(result)) for result in runs.values()])
+            matrices = [np.array(result["matrices"]["test"], dtype=np.float64) for result in runs.values()]
+            curve = np.array([accuracy_seen(matrix) for matrix in matrices])
             points = [summary(curve[:, task]) for task in range(curve.shape[1])]
             tasks = np.arange(1, len(points) + 1)
             colour, marker = LOOKS.get(row, ("black", "x"))
@@ -113,10 +114,6 @@ def seeds_of(outcome: Outcome, row: str, columns: Sequence[str]) -> str:
 
 def _values(outcome: Outcome, row: str, column: str, metric: str) -> list[float]:
     return list(values_of(outcome.runs.get((row, column), {}), metric).values())
-
-
-def _matrix(result: Result) -> Any:
-    return [[float("nan") if value is None else value for value in line] for line in result["matrices"]["test"]]
 
 
 FIGURES: Mapping[str, Draw] = {"figure4": seen_so_far, **dict.fromkeys(("figure5", "figure6", "figure7"), by_codes)}

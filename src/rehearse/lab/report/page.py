@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -28,7 +27,7 @@ from .compare import own_cost
 from .monitored import Monitored
 from .rerun import rerun_command
 from .runs import FinishedRun
-from .sections import STYLES, Row, Section, sections
+from .sections import STYLES, Row, Section, sections, word
 from .sentences import own_sentences, sentences
 from .tables import spread
 
@@ -73,7 +72,7 @@ def render(runs: Sequence[FinishedRun], title: str = TITLE, monitors: Sequence[M
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "spread": _spread, "number": _number, "word": _word}
+    environment.filters |= {"percent": _percent, "spread": _spread, "number": _number, "word": word}
     parts = sections(runs)
     script = _asset("page.js")
     rows = _once(parts)
@@ -216,10 +215,6 @@ def _spread(numbers: Mapping[str, Any], *, sign: bool = False) -> str:
 
 def _number(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def write(runs: Sequence[FinishedRun], path: Path, title: str = TITLE, monitors: Sequence[Monitored] = ()) -> None:

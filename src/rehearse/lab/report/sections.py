@@ -164,7 +164,7 @@ def _labels(rows: Sequence[Sequence[FinishedRun]]) -> list[str]:
     for values, name in zip(flat, names, strict=True):
         rivals = [other for other, its in zip(flat, names, strict=True) if its == name]
         fields = [field for field in values if any(other.get(field) != values[field] for other in rivals)]
-        notes = [f"{field.replace('_', ' ')} {_word(values[field])}" for field in fields]
+        notes = [f"{field.replace('_', ' ')} {word(values[field])}" for field in fields]
         if len(notes) > NOTES:
             notes = [*notes[:NOTES], "…"]  # the rest stands with the runs
         labels.append(name + (f" ({', '.join(notes)})" if notes else ""))
@@ -180,8 +180,8 @@ def _names() -> dict[str, str]:
     return {resolve(values["method"], values["stream"], values).group: name for name, values in known}
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+def word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _styled(section: Section, labels: list[str]) -> Section:
