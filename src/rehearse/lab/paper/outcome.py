@@ -203,16 +203,14 @@ def values_of(runs: Mapping[int, Result], metric: str) -> dict[int, float]:
 
 # What a search in latent space measured of itself, by where that stands in the report of a run.
 MOMENTS = ("before", "after")
-SEARCHED_GENERATIVE = {
+SEARCHED: Mapping[str, tuple[str, ...]] = {
     f"{network} {what} {when}": ("search", network, f"{what}_{when}")
     for network in ("classifier", "generator")
     for what in ("interference", "entropy")
     for when in MOMENTS
-}
-SEARCHED_CODES = {
+} | {
     f"search {what} {when}": ("search", f"{what}_{when}") for what in ("objective", "interference") for when in MOMENTS
 }
-SEARCHED: Mapping[str, tuple[str, ...]] = {**SEARCHED_GENERATIVE, **SEARCHED_CODES}
 
 
 def _value(result: Result, metric: str) -> float | None:

@@ -7,7 +7,7 @@ and those of er-plus are computed (`strong`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any, Final
@@ -32,15 +32,16 @@ def _from_table(table: Table) -> Target:
     places: dict[tuple[str, str], dict[str, Cell]] = {}
     for cell in table.cells:
         places.setdefault((cell.row, cell.column), {})[cell.metric] = cell
-    entries = []
+    entries, written = [], _WRITTEN[table.name]
     for (row, column), cells in places.items():
         setting = next(iter(cells.values())).setting
+        cells |= {ours: cells[printed] for ours, printed in written.get("beside", {}).items()}
         permuted = "permuted-" if setting.stream == "permuted-mnist" else ""
         name = None if setting.variant is None else f"{permuted}{setting.method}-{setting.variant}"
         entries.append(Entry(row, column, setting.method, setting.stream, run_settings(setting), name, cells))
     metrics = tuple(dict.fromkeys(cell.metric for cell in table.cells))
     target = Target(table.name, table.caption, tuple(entries), table.runs or SEEDS, metrics, note=table.note)
-    return replace(target, **_said(_WRITTEN[table.name]))
+    return replace(target, **_said(written))
 
 
 def run_settings(setting: Setting) -> dict[str, Any]:
@@ -50,17 +51,6 @@ def run_settings(setting: Setting) -> dict[str, Any]:
     if setting.samples_per_task != whole:  # all of them and none in particular are one run
         settings["samples_per_task"] = setting.samples_per_task
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _table6(target: Target) -> Target:
-    """It probably prints validation accuracies: ours stand beside the same numbers."""
-    entries = (replace(e, cells={**e.cells, "validation_accuracy": e.cells["accuracy"]}) for e in target.entries)
-    return replace(target, entries=tuple(entries))
-
-
-def _tables() -> Iterator[Target]:
-    for table in PUBLISHED.values():
-        yield _table6(_from_table(table)) if table.name == "table6" else _from_table(table)
 
 
 # ------------------------------------------------------------------------------------------------------ targets.toml
@@ -112,7 +102,8 @@ def _tuples(value: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------- by name
 
 _OTHERS = [name for name in _WRITTEN if name not in PUBLISHED]
-_KNOWN = {target.name: target for target in (*_tables(), *map(_written, _OTHERS), *strong.targets())}
+_ALL = (*map(_from_table, PUBLISHED.values()), *map(_written, _OTHERS), *strong.targets())
+_KNOWN = {target.name: target for target in _ALL}
 
 
 def _in_parts(of: str) -> Mapping[str, Target]:

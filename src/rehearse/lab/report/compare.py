@@ -52,12 +52,8 @@ def _method(results: Sequence[Result]) -> dict[str, Any]:
         return sum(values) / len(values) if values else None
 
     return {
-        **{metric: _summary(by_seed(results, metric)) for metric in (*METRICS, *TIMED)},
-        "pooled_accuracy": _summary(by_seed(results, "pooled_accuracy")),
-        "seconds": mean("seconds"),
-        "cpu_seconds": mean("cpu_seconds"),
-        "steps_per_second": mean("steps_per_second"),
-        "forward_passes": mean("forward_passes"),
+        **{metric: _summary(by_seed(results, metric)) for metric in (*METRICS, *TIMED, "pooled_accuracy")},
+        **{name: mean(name) for name in ("seconds", "cpu_seconds", "steps_per_second", "forward_passes")},
         "precisions": sorted({precision_of(Spec.from_dict(result["spec"])) for result in results}),
         "runs": [result["key"] for result in results],
         "reports": {result["key"]: result["report"] for result in results if result.get("report")},

@@ -232,16 +232,13 @@ def _grouping(
     if by == "order":
         if class_order is not None:
             raise InvalidInput("class_order goes with by='class', not with by='order'")
-        return _by_order(1 if n_tasks is None else check_count("n_tasks", n_tasks))
+        count = 1 if n_tasks is None else check_count("n_tasks", n_tasks)
+        return lambda y, _: np.array_split(np.arange(len(y)), count)
     if by not in (None, "class"):
         raise InvalidInput(f"by must be 'class' or 'order', not {by!r}; task ids go to tasks=")
     if _count_classes(y) is None:
         raise InvalidInput("by='class' needs one whole number from 0 on as the target of each row; try by='order'")
     return _by_class(y, n_tasks, class_order)
-
-
-def _by_order(n_tasks: int) -> Grouping:
-    return lambda y, _: np.array_split(np.arange(len(y)), n_tasks)
 
 
 def _by_class(y: Tensor, n_tasks: int | None, class_order: Sequence[int] | None) -> Grouping:
