@@ -233,7 +233,8 @@ def cells() -> Iterator[tuple[str, str, str, tuple[float, float, int | None], Va
                         settings["memory"] = column["memory"]
                     if table == "cifar10-1k":
                         settings["samples_per_task"] = column["samples_per_task"]
-                    spec = f"gen-mir-{variant}" if variant else NAMED.get((table, stream, row["row"]))
+                    ablated = f"gen-mir-{variant}" if variant else None
+                    spec = NAMED.get((table, stream, row["row"]), ablated)
                     ours = found(method, stream, spec=spec, **settings)
                     what = f"{method} {stream} {spec} {settings}"
                     measured = "validation_accuracy" if table == "table6" else metric
