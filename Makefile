@@ -48,7 +48,7 @@ bench: $(VENV)/.development  ## how fast, as ratios within one run; writes docs/
 	$(BIN)/python benchmarks/bench.py
 
 docs: $(VENV)/.development  ## the site, into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reproduction: $(VENV)/.development  ## README.md and all pages with results, from results/
 	$(BIN)/rehearse reproduce all --from-results results --write docs/reproduction.md \

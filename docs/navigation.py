@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDERS = {"Methods": "methods", "API": "reference", "Decisions": "decisions"}
+RECORDS = ("decisions/", "log.md")
 
 
 def on_config(config: Any) -> Any:
@@ -24,7 +25,9 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Put the scripts of ``examples/`` onto their page."""
+    """Put the scripts of ``examples/`` onto their page; in the search, records come after what explains how to."""
+    if page.file.src_uri.startswith(RECORDS):
+        page.meta["search"] = {"boost": 0.2}
     if page.file.src_uri != "examples.md":
         return markdown
     scripts = sorted((Path(config["docs_dir"]).parent / "examples").glob("*.py"))

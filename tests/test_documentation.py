@@ -95,6 +95,14 @@ def test_the_first_page_has_ten_lines():
     assert len(first.splitlines()) <= 10
 
 
+def test_the_site_builds_without_a_warning(tmp_path):
+    """A broken link or anchor is one, and a parameter in a docstring that the function has not. (--quiet hides them.)"""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_file_that_the_readme_names_is_there():
     text = (ROOT / "README.md").read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
