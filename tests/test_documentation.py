@@ -96,7 +96,7 @@ def test_the_first_page_has_ten_lines():
 
 
 def test_the_site_builds_without_a_warning(tmp_path):
-    """A broken link or anchor is one, and a parameter in a docstring that the function has not. (--quiet hides them.)"""
+    """A broken anchor is one, and a parameter in a docstring that the function has not. (--quiet hides it.)"""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     quiet = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=quiet, capture_output=True, text=True)
