@@ -1,7 +1,8 @@
 """Accuracy and CPU time of a step on Split MNIST, beside avalanche and CapyMOA.
 
     python3 -m venv ENV/avalanche && ENV/avalanche/bin/pip install torch==2.13.0 avalanche-lib==0.6.0
-    python3 -m venv ENV/capymoa && ENV/capymoa/bin/pip install torch==2.13.0 'capymoa[torch-cpu]==0.15.1'
+    python3 -m venv ENV/capymoa && ENV/capymoa/bin/pip install torch==2.13.0 capymoa==0.15.1
+    ENV/capymoa/bin/pip install --no-deps torchvision==0.28.0
     python benchmarks/peers.py --environments ENV --seeds 20                                     # accuracy
     python benchmarks/peers.py --environments ENV --seeds 5 --out benchmarks/peers-times.json    # on an idle machine
     python -m pages                            # from these two files, the tables of README.md and docs/peers.md

@@ -26,9 +26,9 @@ ADDRESSES = {
 READ = (
     ("rehearse", "online replay", "4", "at any step", "by id", "replay in a service, or in a study"),
     ("avalanche", "all of continual learning", "10", "per experience", "no", "many benchmarks, metrics, plugins"),
-    ("mammoth", "research methods", "a file in it", "per task", "no", "the newest methods, runs from a shell"),
+    ("mammoth", "research methods", "a file in it", "not in a task", "no", "the newest methods, runs from a shell"),
     ("CapyMOA", "data streams", "9", "at any step", "no", "drift detectors, stream learners, MOA"),
-    ("RaptorMai", "a survey's baselines", "edit its source", "no", "no", "comparing with the survey"),
+    ("RaptorMai", "a survey's baselines", "edit its source", "not in a task", "no", "comparing with the survey"),
     ("river", "online learning", "no networks", "pickle", "no", "trees and linear models, µs a sample"),
 )
 # Accuracy and ms of ER; MIR at a learning rate of 0.1, five seeds: measured earlier, not beside the others.
@@ -100,5 +100,5 @@ def _made(accuracy: Mapping[str, Any], times: Mapping[str, Any]) -> str:
     return (
         f"{versions}; torch {there['torch']}, Python {there['python']}, one thread of {there['processor']} "
         f"({there['processor_model']}, {there['cpu_capability']}), {times['made']}. Accuracy: {seeds} seeds, "
-        f"mean ± half the 95 % interval. CPU time: the median of {turns} turns on a machine that did nothing else."
+        f"mean ± half the 95 % interval. CPU time: the median of {turns} turns while queued work was paused."
     )
