@@ -71,6 +71,11 @@ def test_a_large_memory_in_a_file_is_measured(output):
     assert result["resident_growth_bytes"].keys() == {"ram", "file"}
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_ranks_are_compared_bit_by_bit(output):
+    assert "3 of 3 steps: the same bits on all 4 ranks" in output("distributed", "bits", "--steps", "3")
+
+
 def test_statistics_from_few_samples_are_measured(output):
     assert "| 400 |" in output("few_memories", "--quick")
 

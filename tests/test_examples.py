@@ -26,6 +26,7 @@ SAYS = {
     "pretrained_backbone": "8 outputs",
     "regression_stream": "over all windows",
     "resume_after_crash": "the same to the bit",
+    "several_machines": "rank 0 resumed at step 60",
     "river_drift": "ring of 200",
     "text_token_ids": "money",
     "token_classification": "of the first topic's words",

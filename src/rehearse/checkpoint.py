@@ -7,11 +7,15 @@ torch's loader silently accepts most single flipped bits.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
+import re
+import secrets
 import struct
 import sys
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .distributed import Ranks, divided
+from .distributed.ranks import hash_of
 from .errors import CheckpointError, InvalidType, RehearseError
-from .files import check_regular, replace_file
+from .files import check_regular, remove, replace_file
 from .learners import Learner
 from .monitor import Monitor
 from .network.states import without_frozen
@@ -31,6 +37,7 @@ MAGIC: Final = b"REHEARSE"
 VERSION: Final = 2
 HEADER: Final = struct.Struct("<8sI32s")  # the same in every version, to tell another version from damage
 LEARNER: Final = "learner"
+FILES: Final = "files of ranks"
 SHARED: Final = 100  # layers of a model, at most, that may share one tensor
 OLDER: Final = "was written by an earlier version of rehearse, and this one cannot read it: load it with that version"
 
@@ -40,6 +47,9 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
 
     The file appears whole or not at all; an older one at the same place stays until the new one is safely written. A
     new file of a learner with a memory can be read by its owner alone: it may hold samples.
+
+    Of a learner with ``distributed=True`` every rank must call this, with one ``path`` in a directory that all of them
+    share. Each writes a file of its own beside it, and ``path`` names these files: it appears when all are written.
 
     Args:
         learner: The learner, or a `Monitor` with its learner and its held-out samples.
@@ -52,21 +62,26 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
     """
     if not isinstance(learner, Learner | Monitor):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
-    state, watched = learner.state_dict(), learner.learner if isinstance(learner, Monitor) else learner
-    own = state["monitored"] if learner is not watched else state
-    if not frozen:
-        own["network"] = without_frozen(watched.network, own["network"])
-    samples = learner is not watched or watched.memory is not None
-    write_state(
-        path,
-        {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state},
-        mode=0o600 if samples else 0o666,
-    )
-    learner.confirm(state)
+    watched = _learner_of(learner)
+    ranks = watched.ranks
+    with contextlib.nullcontext() if ranks is None else ranks.reporting():
+        state = learner.state_dict()
+        own = state["monitored"] if learner is not watched else state
+        if not frozen:
+            own["network"] = without_frozen(watched.network, own["network"])
+        content = {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state}
+        if ranks is None or ranks.count == 1:
+            write_state(path, content, mode=0o600 if learner is not watched or watched.memory is not None else 0o666)
+        else:
+            _write_by_ranks(ranks, Path(path), content, list(watched.model.parameters()))
+        learner.confirm(state)
 
 
 def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
     """Restore a saved learner; it resumes bit for bit.
+
+    What several ranks have saved is loaded by as many ranks; or by any other number, or one process, among which the
+    stored samples are then divided anew: a warning says so.
 
     Args:
         path: What `save` wrote.
@@ -76,13 +91,66 @@ def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
         CheckpointError: If the file is damaged, foreign, of another version or made for another learner; the learner
             stays as it was.
     """
+    ranks = _learner_of(into).ranks
+    number, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
+    alone = contextlib.nullcontext()
+    try:
+        with alone if ranks is None else ranks.reporting():
+            paths = _files_of(Path(path))
+            if len(paths) == count:
+                state = _state_in(paths[number])
+            elif isinstance(into, Monitor):
+                raise CheckpointError("held-out samples are not divided among another number of ranks")
+            else:
+                state = divided([_state_in(one) for one in paths], into.state_dict(), ranks)
+            with alone if ranks is None else ranks.loading([one.name for one in paths], into):
+                into.load_state_dict(state)
+    except RehearseError as problem:
+        raise CheckpointError(f"cannot load {path}: {problem}") from problem
+    if len(paths) != count:
+        now = "one process" if count == 1 else f"{count} ranks"
+        what = "its samples are divided anew, and it does not resume bit for bit"
+        warnings.warn(f"{path} was saved by {len(paths)} and is loaded by {now}: {what}", stacklevel=2)
+
+
+def _learner_of(one: Learner | Monitor) -> Learner:
+    return one.learner if isinstance(one, Monitor) else one
+
+
+def _write_by_ranks(ranks: Ranks, path: Path, content: dict[str, Any], weights: list[Tensor]) -> None:
+    """Write the file of this rank; when all have, the first rank writes the file at ``path``, which names them."""
+    token = int(ranks.agree("a save", secrets.randbits(32))[0, 0])
+    names = [f"{path.name}.{token:08x}.{rank}" for rank in range(ranks.count)]
+    write_state(path.with_name(names[ranks.rank]), content, mode=0o600)
+    ranks.make_same({"weights (a hash of them)": hash_of(weights)})
+    if ranks.rank == 0:
+        if unseen := [name for name in names if not path.with_name(name).exists()]:
+            raise CheckpointError(f"rank 0 does not find {unseen[0]} in {path.parent}: all ranks need one directory")
+        write_state(path, {"content": FILES, "files": names}, mode=0o600)
+    ranks.agree("a save")
+    if ranks.rank == 0:
+        earlier = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.\d+")
+        for name in os.listdir(path.parent):
+            if earlier.fullmatch(name) and name not in names:
+                remove(path.with_name(name))
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the files that hold a saved learner: one for each rank that has saved it."""
+    content = read_state(path)
+    if content.get("content") != FILES:
+        return [path]
+    names = content.get("files")
+    if type(names) is not list or not names or not all(type(name) is str and Path(name).name == name for name in names):
+        raise CheckpointError(f"{path} does not name the files of the ranks")
+    return [path.with_name(name) for name in names]
+
+
+def _state_in(path: Path) -> dict[str, Any]:
     content = read_state(path)
     if content.get("content") != LEARNER or not isinstance(content.get("state"), dict):
         raise CheckpointError(f"{path} is a file of rehearse, but no saved learner")
-    try:
-        into.load_state_dict(content["state"])
-    except RehearseError as problem:
-        raise CheckpointError(f"cannot load {path}: {problem}") from problem
+    return dict(content["state"])
 
 
 def write_state(path: str | os.PathLike[str], state: Mapping[str, Any], mode: int = 0o666) -> None:

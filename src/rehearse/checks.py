@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .batch import Batch, checked_batch
 from .errors import CheckpointError, InvalidInput, InvalidType
 
+SHARDED = {"FullyShardedDataParallel", "FSDPModule"}  # by name: importing them takes a second
 Form = Any
 """What a value must look like; see `check`."""
 
@@ -37,6 +38,8 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inside = ".".join(filter(None, [name, part, "module"]))
             raise InvalidType(f"{what} is wrapped in {type(module).__name__}; pass the module inside: {inside}")
+        if SHARDED & {base.__name__ for base in type(module).__mro__}:
+            raise InvalidType(f"{what} is sharded by FSDP; pass the plain module, with distributed=True if it fits")
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidType(f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module")
     if not isinstance(optimizer, torch.optim.Optimizer):

@@ -74,7 +74,7 @@ class Plain:
         self.network, self.loss, self.batchnorm = network, loss, batchnorm
         self.prepare = prepare or network.prepare
         self.cut: Callable[..., tuple[Batch, ...]] = given
-        self.step = network.step
+        self.step: Callable[[Any], Operations] = network.step
         self._offers = offers("ENGINES", network.model)
 
     def fastest(self, x: Tree) -> Engine:

@@ -27,6 +27,14 @@ class CheckpointError(RehearseError, ValueError):
     """A saved file that is damaged, foreign, of another version, or made for another learner."""
 
 
+class RefusedElsewhere(InvalidInput):
+    """A batch that no rank has learned, because another rank refused its own."""
+
+
+class RankLost(RehearseError, RuntimeError):
+    """Another rank that does not answer, or that is at another point of the stream."""
+
+
 class MissingExtra(RehearseError, ImportError):
     """An optional dependency that is not installed."""
 

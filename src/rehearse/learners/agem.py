@@ -12,7 +12,7 @@ from ..batch import Batch, Step, Tree
 from ..checks import check_budget, check_memory, needs_two_samples
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from .base import StepLearner, Updates
+from .steps import StepLearner, Updates
 
 
 class AGEM(StepLearner):

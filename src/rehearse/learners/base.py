@@ -19,6 +19,7 @@ from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
 from ..checks import check, check_model, check_positive
 from ..described import Described, short
 from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
+from ..distributed import Ranks
 from ..engine import Plain
 from ..errors import CheckpointError, InvalidInput, RehearseError
 from ..heads import MOST, Growth, find_head, growth
@@ -30,11 +31,9 @@ from ..network.states import PROGRESS, load_network_state, move_network, network
 from ..random import borrowed
 from ..serving import FrozenNetwork, Predictor, Served, decided, evaluated, probabilities
 from ..transforms import Augmentation
-from ..undo import Operations, Undoable, all_or_nothing, assign, restoring, run
+from ..undo import Commit, Operations, all_or_nothing, assign, restoring, run
 from .average import Average
 from .remember import batches
-
-Updates = Iterator[tuple[Step, Tree | None, Operations]]
 
 
 class Learner(Described, ABC):
@@ -56,6 +55,17 @@ class Learner(Described, ABC):
 
     augment: Augmentation | None = None
     """What transforms samples in training."""
+
+    ranks: Ranks | None = None
+    """The processes that train the model together, of a learner built with ``distributed=True``."""
+
+    _all_or_nothing: Callable[..., contextlib.AbstractContextManager[Commit]] = staticmethod(all_or_nothing)
+
+    def __new__(cls, *arguments: Any, distributed: bool = False, **options: Any) -> Self:
+        """Refuse ``distributed=True`` of a method for which a step of several processes is not that of one."""
+        if distributed and "distributed" not in inspect.signature(cls).parameters:
+            raise InvalidInput(f"{cls.__name__} is not distributed over several processes; Replay can be")
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -170,12 +180,14 @@ class Learner(Described, ABC):
         """
         if self.progress.kind not in (None, "classes", "tokens"):
             raise InvalidInput("only a head of classes can grow: other targets are stored as wide as they came")
-        with self.lock, all_or_nothing(self.network) as commit:
+        with self.lock, self._all_or_nothing(self.network) as commit:
             if self.memory is not None and isinstance(classes, int) and 0 < classes < MOST:
                 logits = find_head(self.model)[1].weight.new_zeros(1, classes)
                 self.memory.check_widths(columns_to_store(self.loss, logits))
             with self.network.random:
                 grown = growth(self.model, self.optimizer, classes)
+            if self.ranks is not None:  # new outputs are drawn
+                self.ranks.make_same({"numbers of classes": classes}, grown.values.values())
             commit(grown.operations, self._grow_with(grown))
         return grown.added
 
@@ -454,40 +466,6 @@ class Learner(Described, ABC):
         """Restore what `__getstate__` returned."""
         vars(self).update(state)
         self.lock = threading.RLock()
-
-
-class StepLearner(Learner):
-    """A learner that takes ``updates`` steps on each incoming batch, and then stores the batch."""
-
-    def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
-        """Learn from an incoming batch; see `Learner.observe`."""
-        incoming = self._accept(x, y, task, id=id, weight=weight, **columns)
-        with self.lock, all_or_nothing(*self._undone()) as commit:
-            stored = self._admit(incoming)
-            with self.network.training(self.updates, incoming.x):
-                for number, update in enumerate(self._steps(incoming), 1):
-                    step, logits, operations = update
-                    if number < self.updates:
-                        run(operations)  # those of the last update are the commit's
-            self._store(incoming, stored)
-            commit(operations, assign(self, progress=self.progress.after(incoming, self.updates, logits)))
-        return step
-
-    @abstractmethod
-    def _steps(self, incoming: Batch) -> Updates:
-        """Yield for each update what it does, the batch's logits (None: they are of classes), the optimizer's step."""
-
-    def _admit(self, incoming: Batch) -> dict[str, Tensor]:
-        """Check a batch, inside the transaction, and return what `_store` needs besides."""
-        return {} if self.memory is None else self.memory.check(incoming)
-
-    def _store(self, samples: Batch, columns: dict[str, Tensor]) -> None:
-        if self.memory is not None:
-            self.memory.keep(samples, columns)
-
-    def _undone(self) -> list[Undoable]:
-        """Return what is restored if anything fails."""
-        return [part for part in (self.network, self.memory, self.augment) if part is not None]
 
 
 def _keep_freed_memory() -> None:

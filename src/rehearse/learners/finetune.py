@@ -10,7 +10,7 @@ from torch import nn
 
 from ..batch import Batch, Step, Tree
 from ..network import Network
-from .base import StepLearner, Updates
+from .steps import StepLearner, Updates
 
 
 class Finetune(StepLearner):

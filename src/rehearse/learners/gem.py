@@ -14,7 +14,7 @@ from ..checks import check_memory, check_not_negative, needs_two_samples
 from ..errors import InvalidInput, MissingExtra
 from ..memory import TaskRingMemory
 from ..network import NamedGradient, Network
-from .base import StepLearner, Updates
+from .steps import StepLearner, Updates
 
 ROUNDS: Final = 5  # of the projection; one is enough unless gradients are nearly dependent
 ROUNDING: Final = 1e-10

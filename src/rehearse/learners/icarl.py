@@ -26,8 +26,8 @@ from ..memory.columns import ID, matching, named_ids, no_ids
 from ..network import Network, finite
 from ..network.states import copied_frozen
 from ..undo import Restore, Undoable, all_or_nothing, assign, restoring
-from .base import Updates
 from .nearest_mean import NearestMean, NearestMeanLearner
+from .steps import Updates
 
 Keep = Literal["memory", "task"]
 

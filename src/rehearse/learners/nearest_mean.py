@@ -19,7 +19,7 @@ from ..memory import Memory
 from ..memory.index import in_parts
 from ..network import Network
 from ..serving import FrozenNetwork, Served
-from .base import StepLearner
+from .steps import StepLearner
 
 AT_ONCE: Final = 1000
 

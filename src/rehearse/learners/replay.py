@@ -22,8 +22,9 @@ from ..network import Network
 from ..retrieval import HighestLoss, MostInterfered, Retrieval, Retrieved
 from ..serving import Served
 from ..transforms import Augmentation, Padding, Transform, checked_padding
-from ..undo import Operations, Undoable, all_or_nothing, assign, run
+from ..undo import Operations, Undoable, assign, run
 from .base import Learner
+from .joining import join, joined_ranks
 from .nearest_mean import NearestMean
 
 PredictBy = Literal["head", "nearest-mean"]
@@ -68,6 +69,7 @@ class Replay(Learner):
         precision: str = "auto",
         clip: float | None = None,
         seed: int = 0,
+        distributed: bool = False,
     ) -> None:
         """Build a learner around a model.
 
@@ -95,11 +97,14 @@ class Replay(Learner):
             precision: See `precision`.
             clip: The largest norm of a gradient.
             seed: Of the random numbers that the model draws.
+            distributed: Whether to train together with the other processes of torch's process group; see `Ranks`. The
+                capacity of the memory is then that of all, and the budget that of each.
 
         Raises:
             InvalidInput: If a number is out of range.
             InvalidType: If an argument is of the wrong type.
         """
+        ranks, seed = joined_ranks(distributed, seed)
         network = Network(model, optimizer, prepare=prepare, precision=precision, clip=clip, random=seed)
         check_memory(memory, Memory)
         check_not_negative(replay_weight=replay_weight)
@@ -127,15 +132,16 @@ class Replay(Learner):
         self._parts: list[Undoable] = [network, memory]
         self._parts += [self.batchnorm] if self.batchnorm.follows_scoring else []  # only then it has a state to undo
         self._parts += [] if self.augment is None else [self.augment]
+        join(self, memory, ranks, early=self._needs_gradient)
 
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
-        incoming = self.filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}, self.collated))
         network, memory = self.network, self.memory
-        query = incoming if self.exclude_current_task else replace(incoming, task=None)
-        if self.nearest is not None:
-            self.nearest.check(incoming.y)
-        with self.lock, all_or_nothing(*self._parts) as commit:
+        with self.lock, self._all_or_nothing(*self._parts) as commit:
+            incoming = self.filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}, self.collated))
+            query = incoming if self.exclude_current_task else replace(incoming, task=None)
+            if self.nearest is not None:
+                self.nearest.check(incoming.y)
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
             with network.training(self.updates, incoming.x):

@@ -16,8 +16,8 @@ from ..losses import at_least_float32
 from ..memory import Memory
 from ..network import Network, finite
 from ..transforms import Augmentation, Transform
-from .base import Updates
 from .nearest_mean import NearestMean, NearestMeanLearner
+from .steps import Updates
 
 
 class SCR(NearestMeanLearner):

@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,13 @@ from .rows import ARRIVED, TARGET, TASK, Rows, as_batch
 from .saved import generator_state, saved_form, saved_samples
 
 AT_ONCE = 10_000  # samples that a predicate gets, or that are forgotten, at once
+
+
+class Shares(Protocol):
+    """How several ranks hold one memory."""
+
+    def place(self, memory: Memory, batch: Batch, arrived: Tensor) -> Slots:
+        """Return the slot of each of this rank's samples, −1 if it is not kept."""
 
 
 class Memory(Described, ABC):
@@ -59,6 +66,7 @@ class Memory(Described, ABC):
             raise InvalidInput(f"capacity is {capacity!r}; it must be a positive number of samples (less than 2**48)")
         self.capacity = int(capacity)
         self.seen = 0
+        self.shares: Shares | None = None  # with other ranks
         self.changes = 0  # grows whenever samples come or go: whatever was computed from them is as old as this says
         self._changes = Changes()
         file = None if path is None else MappedFile(path, self.capacity, self._changes)
@@ -147,7 +155,7 @@ class Memory(Described, ABC):
         self.check_open()
         if self._rows.x is None:
             self._rows.allocate(batch.x, columns)
-        slots = self._place(batch)
+        slots = self._place(batch) if self.shares is None else self.shares.place(self, batch, columns[ARRIVED])
         self.seen += len(batch)
         kept = _last_of_each(slots)
         if len(kept):

@@ -1,0 +1,39 @@
+"""How a learner joins the other processes that train its model."""
+
+from __future__ import annotations
+
+from ..checks import check_switches
+from ..distributed import Ranks, SharedEngine, share_memory
+from ..memory import Memory
+from .base import Learner
+
+
+def joined_ranks(distributed: bool, seed: int) -> tuple[Ranks | None, int]:
+    """Return the process group, if a learner is to be distributed, and the seed for what it draws for itself."""
+    check_switches(distributed=distributed)
+    ranks = Ranks() if distributed else None
+    return ranks, seed if ranks is None else ranks.own_seed(seed)
+
+
+def join(learner: Learner, memory: Memory, ranks: Ranks | None, *, early: bool) -> None:
+    """Let a learner train together with the other processes from now on; the last part of its construction.
+
+    Args:
+        learner: The learner.
+        memory: Its memory.
+        ranks: The processes, or None to train alone. With one process nothing differs from that but the saves.
+        early: Whether the retrieval needs the gradient of the incoming batch.
+
+    Raises:
+        InvalidInput: If the learner cannot be distributed, or the ranks have built different ones.
+    """
+    learner.ranks = ranks
+    if ranks is None or ranks.count == 1:
+        return
+    learner.plain = SharedEngine(learner.plain, ranks, early=early)
+    learner._all_or_nothing = ranks.all_or_nothing
+    memory.shares = share_memory(memory, ranks)
+    averaged = {} if learner.average is None else learner.average.tensors
+    held = [*learner.model.parameters(), *learner.model.buffers(), *averaged.values()]
+    shapes = [tuple(tensor.shape) for tensor in held]
+    ranks.make_same({"learners": learner, "models": shapes, "optimizers": learner.optimizer}, held)
