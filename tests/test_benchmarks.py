@@ -136,7 +136,7 @@ def test_round_trips_through_the_autoencoder_are_judged(output, tmp_path):
     log = RunLog(tmp_path, run)
     next(iter(run.steps()))
     log.checkpoint()
-    log.close()
+    log.flush()
     table = output("round_trips", str(tmp_path)).splitlines()
     assert table[-1].startswith("| 0 | ")
     assert table[-1].count("(") == 7
