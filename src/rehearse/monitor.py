@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .batch import Batch, Step, Tree, as_tensor, kind_of, pick, tree_leaves, tree_map, tree_named
+from .batch import Batch, Step, Tree, as_tensor, kind_of, pick, tree_leaves, tree_named
 from .checks import check, check_not_negative, check_positive, count, needs_two_samples, numbers, optional
 from .described import Described
 from .errors import InvalidInput, InvalidType
@@ -161,18 +161,15 @@ class Monitor(Described):
     def _correct(self, batch: Batch) -> Tensor:
         logits, y = self.learner.logits(batch.x), batch.to(self.learner.device).y
         predicted = decided(logits, kind_of(y, logits, self.learner.progress.kind))
-        heads = [self.correct(predicted, y)] if self.correct is not None else self._equal(predicted, y)
-        return torch.cat([head.reshape(len(batch), -1) for head in heads], 1).all(1).cpu()
+        heads = (self.correct or self._equal)(predicted, y)
+        return torch.cat([head.reshape(len(batch), -1) for head in tree_leaves(heads)], 1).all(1).cpu()
 
-    def _equal(self, predicted: Tree, y: Tree) -> list[Tensor]:
-        one_each = tree_named(predicted).keys() == tree_named(y).keys()
-        if not one_each or any(head.is_floating_point() for head in tree_leaves(predicted)):
+    def _equal(self, predicted: Tree, y: Tree) -> Tree:
+        p, t, ignored = tree_named(predicted), tree_named(y), getattr(self.learner.loss, "ignored", None)
+        if p.keys() != t.keys() or any(p[k].is_floating_point() or p[k].numel() != t[k].numel() for k in p):
             what = "these targets are real numbers, or differ in structure from the predictions"
             raise InvalidInput(f"{what}; say when a prediction is right: Monitor(correct=...)")
-        ignored = getattr(self.learner.loss, "ignored", None)
-        return tree_leaves(
-            tree_map(lambda p, t: (p == t.reshape(p.shape)) | (t.reshape(p.shape) == ignored), predicted, y)
-        )
+        return tuple((p[k].reshape(t[k].shape) == t[k]) | (t[k] == ignored) for k in p)
 
     def _detect(self, errors: list[int]) -> None:
         for error in errors:

@@ -247,9 +247,7 @@ class RunningScaler(Described):
         if not isinstance(x, Tensor):
             raise InvalidInput("RunningScaler takes one tensor; for a tuple or a dict write a prepare of your own")
         if self.count and x.shape[1:] != self.mean.shape:
-            raise InvalidInput(
-                f"the inputs have shape {tuple(x.shape[1:])} per sample, before {tuple(self.mean.shape)}"
-            )
+            raise InvalidInput(f"inputs have shape {tuple(x.shape[1:])} per sample, before {tuple(self.mean.shape)}")
         return x
 
 
@@ -281,11 +279,10 @@ class Padding:
         """Check the length."""
         check_positive(length=self.length)
 
-    def collated(self, *trees: Tree) -> tuple[Tree, ...]:
+    def collated(self, *trees: Tree) -> Any:
         """Return inputs, or inputs and targets (``trees``), with every list of sequences as one padded tensor."""
         trees = tuple(dict(tree) if isinstance(tree, Mapping) else tree for tree in trees)
-        together: tuple[Tree, ...] = tree_map(_together, trees, self._values(*trees))
-        return together
+        return tree_map(_together, trees, self._values(*trees))
 
     def fill(self, batch: Batch) -> Batch:
         """Return a ``batch`` padded to the full length, with a column of the length that it had."""
@@ -319,9 +316,7 @@ class Padding:
         for tree, values in zip(trees, (self.x, self.y)):
             whole = values if isinstance(values, tuple | dict) else tree_map(lambda _, value=values: value, tree)
             if tree_named(whole).keys() != tree_named(tree).keys():
-                raise InvalidInput(
-                    "the values of Padding have another structure than the batch; give one or None for each"
-                )
+                raise InvalidInput("Padding has another structure than the batch; give a value or None for each")
             found.append(whole)
         return tuple(found)
 

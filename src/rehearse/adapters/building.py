@@ -63,7 +63,7 @@ class ScaledSquaredError:
 
     def __call__(self, outputs: Tensor, batch: Batch, replayed: bool) -> Tensor:
         """Return one value per sample."""
-        return (outputs - self.scaler(batch.y).to(outputs)).square().mean(1)
+        return (outputs - self.scaler(batch.y).to(outputs).view_as(outputs)).square().mean(1)
 
 
 def build_learner(
@@ -119,15 +119,14 @@ def learn(learner: Learner, x: Tensor, y: Tensor, weight: Tensor | None = None, 
     with all_or_nothing(*targets) as commit:
         for scaler in targets:
             scaler.observe(y)
-        learner.observe(x, y, **({} if weight is None else {"weight": weight}))
+        learner.observe(x, y, weight=weight)
         commit(())
 
 
-def predicted_values(learner: Learner, outputs: Tensor) -> Tensor:
-    """Return outputs in the units of the targets, in float64."""
-    assert isinstance(learner.loss, ScaledSquaredError)
-    scaler, values = learner.loss.scaler, outputs.cpu().double()
-    return values * scaler.std + scaler.mean if scaler.count else values
+def predicted_values(learner: Any, outputs: Tensor) -> Tensor:
+    """Return outputs, in float64, in the units of the targets."""
+    scaler: RunningScaler = learner.loss.scaler
+    return outputs * scaler.std + scaler.mean if scaler.count else outputs
 
 
 def check_choices(of: Settings) -> None:

@@ -52,12 +52,10 @@ class Queue(Settings):
         return ScaledSquaredError()
 
     def _target(self, y: Any, w: float) -> tuple[Any, float]:
+        check_not_negative(w=w)
         if not is_number(y) or not abs(y) <= LARGEST:
             raise InvalidInput(f"the target is {y!r}; it must be a finite number")
-        return float(y), checked_weight(w)
-
-    def _targets(self, targets: Sequence[Any]) -> Tensor:
-        return torch.tensor(targets)[:, None]
+        return float(y), float(w)
 
     def learn_one(self, x: Features, y: Any, w: float = 1.0) -> None:
         """Learn from one sample, with this weight, as soon as there is a batch of them."""
@@ -83,7 +81,7 @@ class Queue(Settings):
                 self._features[name] = len(self._features)
             learner = self._learner()
             given = None if set(weights) == {1.0} else torch.tensor(weights)
-            learn(learner, self._matrix(rows, learner), self._targets(targets), given, scale=self.scale)
+            learn(learner, self._matrix(rows, learner), torch.tensor(targets), given, scale=self.scale)
 
     def _learner(self) -> Replay:
         """Return the learner, with room for every feature and label that is known."""
@@ -111,12 +109,11 @@ class Queue(Settings):
             matrix[missing] = np.broadcast_to(means, matrix.shape)[missing]
         return torch.from_numpy(matrix)
 
-    def _logits(self, rows: list[dict[Hashable, float]]) -> Tensor | None:
+    def _logits(self, rows: list[dict[Hashable, float]]) -> Any:
         """Return the model's outputs in float64, or None while there is no model."""
         if self.learner is None or not rows:
             return None
-        logits: Tensor = self.learner.logits(self._matrix(rows, self.learner)).cpu().double()
-        return logits
+        return self.learner.logits(self._matrix(rows, self.learner)).cpu().double()
 
 
 @dataclass(eq=False, repr=False)
@@ -198,10 +195,8 @@ class RehearsalClassifier(Queue, base.MiniBatchClassifier):  # type: ignore[misc
 
     def predict_many(self, X: pd.DataFrame) -> pd.Series:
         """Return the most likely label of each row; None before the first label was seen."""
-        if not self._labels:
-            return pd.Series([None] * len(X), index=X.index, dtype=object)
-        labels = list(self._labels)
-        best = self.predict_proba_many(X).to_numpy().argmax(1)
+        labels = list(self._labels) or [None]
+        best = self._probabilities(_rows(X)).argmax(1) if self._labels else [0] * len(X)
         return pd.Series([labels[number] for number in best], index=X.index, dtype=object).infer_objects()
 
     def _outputs(self) -> int:
@@ -211,13 +206,11 @@ class RehearsalClassifier(Queue, base.MiniBatchClassifier):  # type: ignore[misc
         return None
 
     def _target(self, y: Any, w: float) -> tuple[Any, float]:
-        return checked_label(y), checked_weight(w) * (self.class_weight or {}).get(y, 1.0)
+        check_not_negative(w=w)
+        return checked_label(y), w * (self.class_weight or {}).get(y, 1.0)
 
     def _enqueue(self, row: dict[Hashable, float], target: Any, weight: float) -> None:
         super()._enqueue(row, self._labels.setdefault(target, len(self._labels)), weight)
-
-    def _targets(self, targets: Sequence[Any]) -> Tensor:
-        return torch.tensor(targets)
 
     def _probabilities(self, rows: list[dict[Hashable, float]]) -> np.ndarray[Any, Any]:
         """Return float64, one column per label. A label that still waits in the queue has probability zero."""
@@ -249,18 +242,16 @@ class RehearsalRegressor(Queue, base.MiniBatchRegressor):  # type: ignore[misc]
 
     def predict_one(self, x: Features) -> float:
         """Return the value; 0 before the first sample was learned from."""
-        return self._values([numbers(x)])[0]
+        return float(self._values([numbers(x)])[0])
 
     def predict_many(self, X: pd.DataFrame) -> pd.Series:
         """Return the value of each row."""
         return pd.Series(self._values(_rows(X)), index=X.index, dtype=float)
 
-    def _values(self, rows: list[dict[Hashable, float]]) -> list[float]:
+    def _values(self, rows: list[dict[Hashable, float]]) -> Any:
         found = self._logits(rows)
-        if found is None or self.learner is None:
-            return [0.0] * len(rows)
-        values: list[float] = predicted_values(self.learner, found)[:, 0].tolist()
-        return values
+        values = torch.zeros(len(rows), 1) if found is None else predicted_values(self.learner, found)
+        return values[:, 0].tolist()
 
 
 def numbers(x: Features) -> dict[Hashable, float]:
@@ -290,19 +281,13 @@ def checked_label(label: Any) -> Hashable:
     return label
 
 
-def checked_weight(w: Any) -> float:
-    """Return the weight of a sample, a number that is not negative."""
-    check_not_negative(w=w)
-    return float(w)
-
-
 def _rows(X: pd.DataFrame) -> list[dict[Hashable, float]]:
     return [numbers(row) for row in X.to_dict("records")]
 
 
 def input_width(learner: Replay) -> int:
     """Return how many features the first layer takes."""
-    return _first_linear(learner.model).in_features
+    return _first_linear(learner).in_features
 
 
 def widen_inputs(learner: Replay, features: int) -> None:
@@ -311,7 +296,7 @@ def widen_inputs(learner: Replay, features: int) -> None:
     A feature that was never there is one that was always zero, and a weight of zero says the same: predictions and
     everything learned stay, and the gradient of the new weights is that of any other.
     """
-    layer = _first_linear(learner.model)
+    layer = _first_linear(learner)
     weight, added = layer.weight, features - layer.in_features
     if added <= 0:
         return
@@ -329,5 +314,5 @@ def widen_inputs(learner: Replay, features: int) -> None:
         learner.memory.load_state_dict({**memory, "x": F.pad(memory["x"], (0, added))})
 
 
-def _first_linear(model: nn.Module) -> nn.Linear:
-    return next(iter(linear_layers(model).values()))
+def _first_linear(learner: Replay) -> nn.Linear:
+    return next(iter(linear_layers(learner.model).values()))

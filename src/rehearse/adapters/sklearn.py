@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..batch import Batch
 from ..checks import check_positive
@@ -49,12 +49,6 @@ class Epochs(Settings):
             raise InvalidInput("X has values too large for float32; scale it first")
         return samples
 
-    def _weights(self, X: Array, sample_weight: Any) -> Array | None:
-        if sample_weight is None:
-            return None
-        weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float32, ensure_non_negative=True)
-        return weight
-
     def _start(self, X: Array, outputs: int, loss: Any) -> None:
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         self._dtype, self._order = X.dtype, np.random.default_rng(seed)
@@ -79,11 +73,10 @@ class Epochs(Settings):
         for part in map(data.take, parts):
             learn(learner, part.x, part.y, part.columns.get("weight"), scale=self.scale)
 
-    def _logits(self, X: Any) -> Tensor:
+    def _logits(self, X: Any) -> Any:
         check_is_fitted(self, "learner_")
         X = self._samples(validate_data(self, X, reset=False, allow_nd=True, dtype="numeric"), first=False)
-        logits: Tensor = self.learner_.logits(torch.from_numpy(X)).cpu().double()
-        return logits
+        return self.learner_.logits(torch.from_numpy(X)).cpu().double()
 
 
 @dataclass(eq=False, repr=False)
@@ -155,9 +148,7 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
         """
         first = "learner_" not in vars(self)
         if isinstance(self.class_weight, str):
-            raise InvalidInput(
-                f"class_weight is {self.class_weight!r}, which needs all labels: give partial_fit a dict"
-            )
+            raise InvalidInput(f"class_weight is {self.class_weight!r}: partial_fit, without all labels, needs a dict")
         X, y, weight = self._checked(X, y, sample_weight, first=first)
         if y.ndim == 1:
             labels = np.unique(y if classes is None else classes)
@@ -176,7 +167,7 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
     def predict_proba(self, X: Any) -> Array:
         """Return the probability of each of ``classes_``, one row per sample in ``X``, in float64."""
         logits = self._logits(X)[:, torch.from_numpy(self._outputs)]
-        return (logits.sigmoid() if self._several else logits.softmax(1)).numpy()
+        return np.asarray(logits.sigmoid() if self._several else logits.softmax(1))
 
     def predict(self, X: Any) -> Array:
         """Return the most likely label of each sample in ``X``, or an indicator matrix of several."""
@@ -192,10 +183,9 @@ class RehearsalClassifier(Epochs, ClassifierMixin, BaseEstimator):  # type: igno
             y = y.toarray() if hasattr(y, "toarray") else y
         else:
             y = column_or_1d(y, warn=True)
-        weight = self._weights(X, sample_weight)
+        weight = checked_weight(X, sample_weight)
         if self.class_weight is not None:
-            of_class = compute_sample_weight(self.class_weight, y).astype(np.float32)
-            weight = of_class if weight is None else weight * of_class
+            weight = compute_sample_weight(self.class_weight, y).astype(np.float32) * (1 if weight is None else weight)
         return self._samples(X, first=first), y, weight
 
     def _begin(self, X: Array, y: Array, labels: Array | None) -> None:
@@ -254,8 +244,7 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
     def predict(self, X: Any) -> Array:
         """Return the values of each sample in ``X``, in the units of the targets."""
         found = self._logits(X)  # first: it refuses a regressor that has not been fitted
-        values: Array = predicted_values(self.learner_, found).numpy()
-        return values.reshape(-1, *self._shape)
+        return predicted_values(self.learner_, found).numpy().reshape(-1, *self._shape)
 
     def _checked(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> Batch:
         X, y = validate_data(self, X, y, reset=first, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True)
@@ -265,7 +254,13 @@ class RehearsalRegressor(Epochs, RegressorMixin, BaseEstimator):  # type: ignore
             self._start(samples, targets.shape[1], ScaledSquaredError())
         elif y.shape[1:] != self._shape:
             raise InvalidInput(f"y has shape {y.shape[1:]} per sample, before it had {self._shape}")
-        return as_batch(samples, targets, self._weights(X, sample_weight))
+        return as_batch(samples, targets, checked_weight(X, sample_weight))
+
+
+def checked_weight(X: Array, sample_weight: Any) -> Any:
+    """Return the weight of each sample, or None."""
+    how = {"dtype": np.float32, "ensure_non_negative": True}
+    return None if sample_weight is None else _check_sample_weight(sample_weight, X, **how)
 
 
 def as_batch(X: Array, y: Array, weight: Array | None) -> Batch:
