@@ -402,3 +402,25 @@ def test_forgetting_is_asked_of_every_rank_and_finds_the_samples_on_one():
     assert 0 < second[0] <= 2
     assert torch.equal(first[1], second[1])
     assert first[2]
+
+
+def monitored(rank: int, folder: str) -> list[Any]:
+    made = rehearse.Monitor(learner(rank), share=0.2, every=10, seed=rank)
+    for step in range(8):
+        made.observe(*batch(rank, step, 8))
+    rehearse.save(made, f"{folder}/monitor")
+    resumed = rehearse.Monitor(learner(rank), share=0.2, every=10, seed=rank)
+    rehearse.load(f"{folder}/monitor", into=resumed)
+    for step in range(8, 12):
+        made.observe(*batch(rank, step, 8))
+    dist.barrier()
+    for step in range(8, 12):
+        resumed.observe(*batch(rank, step, 8))
+    return [weights(made.learner), weights(resumed.learner), len(made.held)]
+
+
+def test_each_rank_has_a_monitor_of_its_own(tmp_path):
+    (one, resumed, held), (other, *_) = in_ranks(monitored, 2, str(tmp_path))
+    assert torch.equal(one, other)
+    assert torch.equal(one, resumed)
+    assert held
