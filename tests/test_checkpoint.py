@@ -277,6 +277,37 @@ def test_a_part_that_is_missing_is_an_error(tmp_path: Path, part: str) -> None:
     refused(tmp_path / "file", part)
 
 
+ALTERED: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "a task below zero": (("progress", 0), -1),
+    "a task that is a word": (("progress", 0), "last"),
+    "targets of an unknown kind": (("progress", 1), "colors"),
+    "samples below zero": (("progress", 2), -6),
+    "samples in fractions": (("progress", 2), 1.5),
+    "more samples than a number holds": (("progress", 2), 2**70),
+    "steps below zero": (("progress", 3), -1),
+    "steps that are a truth": (("progress", 3), True),
+    "passed samples below zero": (("network", "samples_passed"), -1),
+    "passed samples in fractions": (("network", "samples_passed"), 0.5),
+    "a random state that is none": (("random", "cpu"), torch.zeros(3)),  # torch raises a TypeError
+    "no random state": (("random",), {}),  # a KeyError
+}
+
+
+@pytest.mark.parametrize(("place", "value"), ALTERED.values(), ids=ALTERED)
+def test_counts_and_random_numbers_of_a_state_are_checked(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
+    one = learner()
+    observe(one, 0, 3)
+    state = one.state_dict()
+    state["progress"] = list(state["progress"])
+    part: Any = state
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    state["progress"] = tuple(state["progress"])
+    write_state(tmp_path / "file", {"content": "learner", "state": state})
+    refused(tmp_path / "file", "cannot load")
+
+
 def test_uniform_and_interfered_learners_share_checkpoints(tmp_path: Path) -> None:
     """The retrieval is an option of the learner, not a part of its state."""
     one, other = learner(), learner(retrieval=Uniform())

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rehearse.errors import InvalidInput, InvalidType
+from rehearse.errors import InvalidInput, InvalidType, RehearseError
 from rehearse.learners import ICaRL
 from rehearse.learners.icarl import herding
 from rehearse.learners.nearest_mean import class_means
@@ -233,6 +233,37 @@ def test_icarl_resumes_bit_for_bit(keep: Any) -> None:
         assert_same(second.state_dict(), whole.state_dict())
         x = torch.randn(9, 3)
         assert torch.equal(second.predict_proba(x), whole.predict_proba(x))
+
+
+ALTERED: dict[str, tuple[str, Any]] = {
+    "a past class that is a fraction": ("past_labels", [0, 0.5]),
+    "a past class below zero": ("past_labels", [-1]),
+    "a past class without an output": ("past_labels", [6]),
+    "a class without an output": ("labels", [0, 6]),
+    "classes in no list": ("labels", {0: 1}),
+    "bytes that are no number": ("most_kept_bytes", "many"),
+    "bytes below zero": ("most_kept_bytes", -1),
+    "kept samples with more than samples have": ("kept", lambda kept: {**kept, "slots": torch.arange(8)}),
+    "a task that is no number": ("kept", lambda kept: {**kept, "task": kept["task"].double()}),
+    "fewer tasks than kept samples": ("kept", lambda kept: {**kept, "task": kept["task"][:3]}),
+    "fewer ids than kept samples": ("kept", lambda kept: {**kept, "columns": {"id": torch.arange(3)}}),
+    "kept samples of a class without an output": ("kept", lambda kept: {**kept, "y": kept["y"] + 6}),
+    "an earlier network of another shape": ("old", lambda old: {name: value[..., :1] for name, value in old.items()}),
+    "an earlier network of other numbers": ("old", lambda old: {name: value.double() for name, value in old.items()}),
+    "an earlier network without its head": ("old", lambda old: {name: old[name] for name in list(old)[:2]}),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), ALTERED.values(), ids=ALTERED)
+def test_what_is_known_of_the_tasks_is_checked_when_it_is_loaded(name: str, value: Any) -> None:
+    ours, saved = learner(keep="task"), learner(keep="task")
+    for batch in stream()[:7]:
+        saved.observe(*batch)
+    before, state = frozen(ours.state_dict()), copy.deepcopy(saved.state_dict())
+    state["own"][name] = value(state["own"][name]) if callable(value) else value
+    with pytest.raises(RehearseError):
+        ours.load_state_dict(state)
+    assert_same(ours.state_dict(), before)
 
 
 @pytest.mark.parametrize("keep", ["memory", "task"])

@@ -17,6 +17,7 @@ import rehearse
 from rehearse import Batch, ClassBalancedMemory, Memory, Replay, ReservoirMemory, RingMemory, Uniform
 from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType
+from rehearse.network.states import network_state
 from sameness import assert_same
 
 POLICIES = [ReservoirMemory, RingMemory, ClassBalancedMemory]
@@ -575,6 +576,61 @@ def test_a_journal_that_cannot_be_written_is_a_checkpoint_error(
     assert not (tmp_path / "other").exists()
     rehearse.load(tmp_path / "checkpoint", into=one)
     assert one.memory.seen == 8
+
+
+REFUSALS = {
+    "no room for the file": ("file.replace_file", errno.ENOSPC, 0),
+    "a read-only directory": ("file.replace_file", errno.EROFS, 0),
+    "no room for the journal": ("journal.append", errno.ENOSPC, 7),
+    "a row that cannot be written": ("file.write_at", errno.EIO, 7),
+}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_batch_that_the_disk_refuses_changes_nothing_and_is_learned_once(
+    tmp_path: Path, refusal: str, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, the count of samples and both generators had moved, and each retry took one more step."""
+    name, number, at = REFUSALS[refusal]
+    monkeypatch.setattr("rehearse.memory.mapped.file.RESIDENT", -1)  # every batch is written out at once
+    one, reference = learner(tmp_path / "samples"), learner(None)
+    for each in (one, reference):
+        each.optimizer.param_groups[0]["momentum"] = momentum
+        for position in range(at):
+            each.observe(*samples(position))
+    if at:
+        rehearse.save(one, tmp_path / "checkpoint")  # what is overwritten from now on is journaled
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    before, world = contents(one), torch.get_rng_state()
+    with monkeypatch.context() as disk:
+        disk.setattr(f"rehearse.memory.mapped.{name}", refuse)
+        for _ in range(2):
+            with pytest.raises((InvalidInput, CheckpointError), match=os.strerror(number)):
+                one.observe(*samples(at))
+            assert_same(contents(one), before)
+    assert torch.equal(torch.get_rng_state(), world)
+    for position in range(at, at + 4):
+        assert one.observe(*samples(position)).incoming_loss == reference.observe(*samples(position)).incoming_loss
+    assert_same(contents(one), contents(reference))
+    one.memory.close()
+
+
+def contents(one: Replay) -> dict[str, Any]:
+    """What the learner holds, the samples included, wherever they are."""
+    memory = one.memory
+    held = memory.all() if len(memory) else None
+    return {
+        "network": network_state(one.network),
+        "random": one.network.random.get(),
+        "progress": tuple(one.progress),
+        "seen": memory.seen,
+        "generators": [str(part.bit_generator.state) for part in (memory._insertion, memory._sampling)],
+        "samples": None if held is None else (held.slots, held.x, held.y, held.task),
+    }
 
 
 def picture(one: Replay) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,16 +42,17 @@ def deflated(path: Path) -> bytes:
 
 
 def expanded_head(state: dict[str, Any]) -> bytes:
-    """A head of 10⁸ outputs in ten kilobytes."""
+    """A head of ten thousand outputs, of which the file holds one."""
     for name, tensor in state["network"]["model"].items():
-        state["network"]["model"][name] = torch.zeros(1, *tensor.shape[1:]).expand(10**8, *tensor.shape[1:])
+        state["network"]["model"][name] = torch.zeros(1, *tensor.shape[1:]).expand(10**4, *tensor.shape[1:])
     return packed(state)
 
 
 HOSTILE: dict[str, tuple[Callable[[Replay, Path], bytes], str]] = {
     "compressed": (lambda _, path: deflated(path), "compressed"),
     "expanded": (lambda one, _: expanded_head(one.state_dict()), "larger than the data"),
-    "repeated": (lambda one, _: packed({**one.state_dict(), "own": deep(60)}), "more parts than bytes"),
+    "repeated": (lambda one, _: packed({**one.state_dict(), "own": deep(16)}), "more parts than bytes"),
+    "shared": (lambda one, _: packed({**one.state_dict(), "own": [torch.zeros(10_000)] * 200}), "larger than the data"),
     "nested": (lambda one, _: packed({**one.state_dict(), "own": torch.zeros(2, 2).to_sparse()}), "another kind"),
 }
 
@@ -84,7 +84,6 @@ def test_an_expanded_tensor_of_ones_own_is_saved_whole(tmp_path: Path) -> None:
     assert torch.equal(read_state(tmp_path / "file")["mask"], torch.ones(50))
 
 
-def test_a_pipe_is_refused_without_waiting_for_somebody_to_write(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+def test_a_pipe_is_refused_without_waiting_for_somebody_to_write(pipe: Path) -> None:
     with pytest.raises(CheckpointError, match="neither a regular file"):
-        rehearse.load(tmp_path / "pipe", into=learner())
+        rehearse.load(pipe, into=learner())
