@@ -67,13 +67,6 @@ def check_second(network: Any, name: str, needs: Iterable[str]) -> None:
         raise InvalidType(f"{what}, which lacks {' and '.join(lacking)} (see {protocol})")
 
 
-def check_rebuilt(x: Tensor, rebuilt: Any, name: str) -> None:
-    """Check that the decoder of a second network returned inputs like these."""
-    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
-        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
-        raise InvalidInput(f"{name}.decode returns {found} for inputs of shape {tuple(x.shape)}")
-
-
 def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -83,6 +83,13 @@ class Autoencoder(Protocol):
         """Return an input for each code."""
 
 
+def check_rebuilt(x: Tensor, rebuilt: Any, name: str) -> None:
+    """Check that the decoder of a second network returned inputs like these."""
+    if not isinstance(rebuilt, Tensor) or rebuilt.shape != x.shape:
+        found = tuple(rebuilt.shape) if isinstance(rebuilt, Tensor) else f"a {type(rebuilt).__name__}"
+        raise InvalidInput(f"{name}.decode returns {found} for inputs of shape {tuple(x.shape)}")
+
+
 class View(NamedTuple):
     """A network with other tensors in place of its own, inside `Network.looking`; the model is not touched."""
 

@@ -10,8 +10,9 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor
 
-from ...checks import check, check_literals, check_rebuilt
+from ...checks import check, check_literals
 from ...errors import CheckpointError, InvalidInput
+from ...latent import check_rebuilt
 from ...memory import Memory
 from ...network import Network
 from ...network.states import copied

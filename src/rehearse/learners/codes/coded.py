@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...batch import Batch
-from ...checks import check, check_literals, check_positive, check_rebuilt, count, optional
+from ...checks import check, check_literals, check_positive, count, optional
 from ...errors import InvalidInput
+from ...latent import check_rebuilt
 from ...losses import at_least_float32
 from ...memory import Memory
 from ...memory.rows import check_leaf

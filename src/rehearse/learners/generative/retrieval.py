@@ -10,9 +10,9 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ...checks import check_literals, check_positive, check_rebuilt, is_number
+from ...checks import check_literals, check_positive, is_number
 from ...errors import InvalidInput, InvalidType, NotFinite
-from ...latent import LatentSearch, View
+from ...latent import LatentSearch, View, check_rebuilt
 from ...network import NamedGradient, Network, VirtualStep
 from .objectives import Coefficients, Decode, Objective
 
