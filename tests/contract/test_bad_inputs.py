@@ -337,9 +337,10 @@ def test_any_string_is_an_id() -> None:
     assert learner.forget(ids=["\ud800"]) == 1
 
 
-def test_a_single_number_is_no_data_to_remember() -> None:
+@pytest.mark.parametrize("data", [None, 3, torch.tensor(3.0), [None], [(torch.zeros(2, FEATURES),)]])
+def test_what_yields_no_samples_is_no_data_to_remember(data: Any) -> None:
     with pytest.raises(RehearseError, match="must yield"):
-        build("er").remember(torch.tensor(3.0))
+        build("er").remember(data)
 
 
 @pytest.mark.parametrize("capacity", [0, 2**48, 2**63, 2**70])

@@ -18,7 +18,7 @@ from torch import nn
 
 import rehearse
 from conftest import METHODS, make, tiny_stream, trained
-from rehearse import Batch, Learner, Memory, MostInterfered, Replay, RingMemory
+from rehearse import Batch, Learner, Memory, MostInterfered, Replay, RingMemory, random
 from rehearse.errors import RehearseError
 from sameness import assert_same, differences
 
@@ -143,10 +143,17 @@ def test_observing_replaces_nothing_that_another_thread_can_see(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_predicting_draws_no_random_numbers(name: str, tmp_path: Path) -> None:
+def test_predicting_draws_no_random_numbers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's generator belongs to all threads: one that draws meanwhile must not see it moved, and then moved back."""
     learner = SETTINGS[name](tmp_path).learner
     torch.manual_seed(3)
     watch(lambda: learner.predict(batch(7)[0]), 20, torch.get_rng_state)
+
+    def used() -> Any:
+        raise AssertionError("a prediction used torch's generator")
+
+    monkeypatch.setattr(random, "torch_generators", used)
+    learner.predict(batch(8)[0])
 
 
 def replay(seed: int = 0) -> Replay:
