@@ -16,6 +16,7 @@ from rehearse.errors import InvalidInput, InvalidType
 from rehearse.learners import ICaRL
 from rehearse.learners.gdumb import GDumb
 from rehearse.memory import ExemplarMemory
+from rehearse.network import Network
 
 
 def samples(n: int = 6) -> tuple[Tensor, Tensor]:
@@ -46,6 +47,18 @@ def test_nothing_of_the_undo_or_the_look_ahead_is_held(options: dict[str, Any]) 
     learner.network._saved.clear()
     learner.network.twin.place({})
     assert held() == before
+
+
+def test_the_undo_restores_what_torch_keeps_for_the_thread() -> None:
+    own = model()
+    network = Network(own, torch.optim.SGD(own.parameters(), lr=0.1))
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        restore = network.snapshot()
+        torch.set_grad_enabled(True)
+        torch.set_autocast_enabled("cpu", True)
+        restore()
+        assert not torch.is_grad_enabled()
+        assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.parametrize("fused", [False, True])
