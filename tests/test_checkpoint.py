@@ -280,7 +280,6 @@ def test_a_part_that_is_missing_is_an_error(tmp_path: Path, part: str) -> None:
 ALTERED: dict[str, tuple[tuple[Any, ...], Any]] = {
     "a task below zero": (("progress", 0), -1),
     "a task that is a word": (("progress", 0), "last"),
-    "targets of an unknown kind": (("progress", 1), "colors"),
     "samples below zero": (("progress", 2), -6),
     "samples in fractions": (("progress", 2), 1.5),
     "more samples than a number holds": (("progress", 2), 2**70),
@@ -306,6 +305,17 @@ def test_counts_and_random_numbers_of_a_state_are_checked(tmp_path: Path, place:
     state["progress"] = tuple(state["progress"])
     write_state(tmp_path / "file", {"content": "learner", "state": state})
     refused(tmp_path / "file", "cannot load")
+
+
+def test_targets_of_an_unknown_kind_are_refused_where_the_targets_decide() -> None:
+    """A loss of torch knows what it learns, a function does not."""
+    one = learner(loss=lambda logits, y: nn.functional.cross_entropy(logits, y, reduction="none"))
+    observe(one, 0, 3)
+    before, progress = frozen(one.state_dict()), one.progress
+    for kind in ("colors", 3, ("classes", "colors")):
+        with pytest.raises(CheckpointError, match="does not fit"):
+            one.load_state_dict({**one.state_dict(), "progress": tuple(progress._replace(kind=kind))})  # type: ignore[arg-type]
+    assert_same(one.state_dict(), before)
 
 
 def test_uniform_and_interfered_learners_share_checkpoints(tmp_path: Path) -> None:

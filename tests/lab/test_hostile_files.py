@@ -298,7 +298,12 @@ def test_a_spec_that_asks_for_too_much_gets_one_sentence(rehearse_command: Comma
 def test_a_number_of_a_spec_fits_in_float32(values: dict[str, Any], what: str) -> None:
     """A rate that does not was a traceback, or a run in vain."""
     with pytest.raises(InvalidInput, match=what):
-        resolve("gen-mir", "split-mnist-5k", values)
+        replace(SPEC, **values)
+
+
+def test_a_number_of_an_option_fits_in_float32() -> None:
+    with pytest.raises(InvalidInput, match=r"^step_size is 1e\+60; it must be a number, at most"):
+        resolve("gen-mir", "split-mnist-5k", {"options": {"step_size": 1e60}})
 
 
 def small_stream() -> Any:
