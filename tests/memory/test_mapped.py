@@ -451,7 +451,7 @@ def test_forgetting_by_slot_survives_going_back(mapped: ReservoirMemory) -> None
     mapped.load_state_dict(third)
 
 
-def failing(*arguments: object) -> int:
+def failing(*arguments: object, **options: object) -> int:
     raise OSError(errno.EIO, "Input/output error")
 
 
@@ -469,6 +469,28 @@ def test_forgetting_by_slot_is_repeated_after_the_disk_refused_it(
     assert not any(content in path.read_bytes() for path in tmp_path.iterdir() for content in contents)
     mapped.load_state_dict(state)
     assert not set(mapped.slots().tolist()) & set(doomed.tolist())
+
+
+@pytest.mark.parametrize(
+    "name", ["file.write_at", "file.flush", "file.remove", "journal.append", "journal.replace_file"]
+)
+def test_going_back_is_repeated_after_the_disk_refused_it(
+    name: str, mapped: ReservoirMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = ReservoirMemory(CAPACITY)
+    for memory in (mapped, reference):
+        feed(memory, 0, 10)
+    state = mapped.state_dict()
+    feed(mapped, 10, 20)
+    mapped.state_dict()  # a later journal, which goes
+    with monkeypatch.context() as disk:
+        disk.setattr(f"rehearse.memory.mapped.{name}", failing)
+        with pytest.raises(CheckpointError, match="Input/output error"):
+            mapped.load_state_dict(state)
+    mapped.load_state_dict(state)
+    for memory in (mapped, reference):
+        feed(memory, 20, 30)
+    assert same(mapped, reference)
 
 
 def test_a_journal_that_is_gone_is_not_made_anew_without_its_beginning(mapped: ReservoirMemory, tmp_path: Path) -> None:
