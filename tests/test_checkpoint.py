@@ -84,6 +84,14 @@ def test_a_learner_resumes_bit_for_bit(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------ refusals
 
 
+def test_a_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rehearse.save(learner(), tmp_path / "checkpoint")
+    read, read_bytes = [], Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: [read.append(path), read_bytes(path)][1])
+    rehearse.load(tmp_path / "checkpoint", into=learner())
+    assert read == [tmp_path / "checkpoint"]
+
+
 def refused(path: Path, words: str) -> None:
     one = learner()
     observe(one, 0, 3)

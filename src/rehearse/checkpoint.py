@@ -96,13 +96,14 @@ def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
     alone = contextlib.nullcontext()
     try:
         with alone if ranks is None else ranks.reporting():
-            paths = _files_of(Path(path))
+            content = read_state(path)
+            paths = _files_of(Path(path), content)
             if len(paths) == count:
-                state = _state_in(paths[number])
+                state = _state_in(paths[number], content)
             elif isinstance(into, Monitor):
                 raise CheckpointError("held-out samples are not divided among another number of ranks")
             else:
-                state = divided([_state_in(one) for one in paths], into.state_dict(), ranks)
+                state = divided([_state_in(one, content) for one in paths], into.state_dict(), ranks)
             with alone if ranks is None else ranks.loading([one.name for one in paths], into):
                 into.load_state_dict(state)
     except RehearseError as problem:
@@ -135,9 +136,8 @@ def _write_by_ranks(ranks: Ranks, path: Path, content: dict[str, Any], weights: 
                 remove(path.with_name(name))
 
 
-def _files_of(path: Path) -> list[Path]:
-    """Return the files that hold a saved learner: one for each rank that has saved it."""
-    content = read_state(path)
+def _files_of(path: Path, content: dict[str, Any]) -> list[Path]:
+    """Return the files that hold a saved learner, by the content of ``path``: one for each rank that has saved it."""
     if content.get("content") != FILES:
         return [path]
     names = content.get("files")
@@ -146,8 +146,9 @@ def _files_of(path: Path) -> list[Path]:
     return [path.with_name(name) for name in names]
 
 
-def _state_in(path: Path) -> dict[str, Any]:
-    content = read_state(path)
+def _state_in(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Return the learner's state that a file holds: in the ``content`` read already, unless that names other files."""
+    content = read_state(path) if content.get("content") == FILES else content
     if content.get("content") != LEARNER or not isinstance(content.get("state"), dict):
         raise CheckpointError(f"{path} is a file of rehearse, but no saved learner")
     return dict(content["state"])
