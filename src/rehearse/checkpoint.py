@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .distributed import Ranks, divided
 from .distributed.ranks import hash_of
-from .errors import CheckpointError, InvalidType, RehearseError
+from .errors import CheckpointError, InvalidType, RankLost, RehearseError
 from .files import check_regular, remove, replace_file
 from .learners import Learner
 from .monitor import Monitor
@@ -59,6 +59,7 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
 
     Raises:
         CheckpointError: If the file cannot be written.
+        RankLost: If another rank does not save it too.
     """
     if not isinstance(learner, Learner | Monitor):
         raise InvalidType(f"save(learner, path) writes a learner; the first argument is a {type(learner).__name__}")
@@ -90,6 +91,7 @@ def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
     Raises:
         CheckpointError: If the file is damaged, foreign, of another version or made for another learner; the learner
             stays as it was.
+        RankLost: If another rank does not load it too.
     """
     ranks = _learner_of(into).ranks
     number, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
@@ -106,6 +108,8 @@ def load(path: str | os.PathLike[str], into: Learner | Monitor) -> None:
                 state = divided([_state_in(one, content) for one in paths], into.state_dict(), ranks)
             with alone if ranks is None else ranks.loading([one.name for one in paths], into):
                 into.load_state_dict(state)
+    except RankLost:
+        raise
     except RehearseError as problem:
         raise CheckpointError(f"cannot load {path}: {problem}") from problem
     if len(paths) != count:

@@ -28,7 +28,7 @@ class CheckpointError(RehearseError, ValueError):
 
 
 class RefusedElsewhere(InvalidInput):
-    """A batch that no rank has learned, because another rank refused its own."""
+    """What no rank has done, because another rank refused its own part: a batch, a save or a load."""
 
 
 class RankLost(RehearseError, RuntimeError):

@@ -89,7 +89,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all_and_changes_nothing(mem
     for number, pair in enumerate(zip(found[0][0], found[1][0], strict=True)):
         own, other = pair if number % 2 == 0 else pair[::-1]
         assert own[1].startswith("InvalidInput: "), own
-        assert other[1] == f"RefusedElsewhere: nothing was learned by any rank: see the error of rank {number % 2}"
+        assert other[1] == f"RefusedElsewhere: nothing was done by any rank: see the error of rank {number % 2}"
         assert own[2] == other[2] == []
     assert (found[0][1] == found[1][1]).all()
     assert (found[0][1] == in_ranks(without_refusals, 2, memory)[0]).all()
@@ -126,7 +126,7 @@ def broken_stream(rank: int) -> str:
 
 
 def test_a_stream_that_fails_on_one_rank_stops_all():
-    own = "RefusedElsewhere: nothing was learned by any rank: see the error of rank 1"
+    own = "RefusedElsewhere: nothing was done by any rank: see the error of rank 1"
     assert in_ranks(broken_stream, 2) == [own, "OSError: no disk"]
 
 
@@ -311,15 +311,31 @@ def failing_load(rank: int, folder: str) -> list[Any]:
     dist.barrier()
     with pytest.raises(CheckpointError) as raised:
         rehearse.load(path, into=made)
-    made.ranks.steps = 0
+    changed = differences(before, made.state_dict())
     made.observe(*batch(rank, 2))
-    return [str(raised.value), differences(before["memory"], before["memory"])]
+    return [str(raised.value), changed]
 
 
 def test_a_load_that_fails_on_one_rank_changes_none(tmp_path):
-    first, second = in_ranks(failing_load, 2, str(tmp_path))
-    assert "see the error of rank 1" in first[0]
-    assert "was not written by rehearse" in second[0]
+    (first, *changed), (second, *too) = in_ranks(failing_load, 2, str(tmp_path))
+    assert "see the error of rank 1" in first
+    assert "was not written by rehearse" in second
+    assert changed == too == [[]]
+
+
+def loading_while_another_learns(rank: int, folder: str) -> list[Any]:
+    made, path = learner(rank), Path(folder) / "learner"
+    made.observe(*batch(rank, 0))
+    rehearse.save(made, path)
+    with pytest.raises(RankLost) as raised:
+        made.observe(*batch(rank, 1)) if rank else rehearse.load(path, into=made)
+    return [str(raised.value), made.ranks.steps]
+
+
+def test_a_load_that_not_all_ranks_take_part_in_says_that_they_are_out_of_step(tmp_path):
+    for said, steps in in_ranks(loading_while_another_learns, 2, str(tmp_path)):
+        assert said.startswith("the ranks are not at the same point: rank 0 takes part in a comparison, rank 1")
+        assert steps == 1
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals
@@ -330,6 +346,16 @@ def refusals(rank: int) -> list[str]:
         pass
 
     Sharded.__name__ = "FSDPModule"
+
+    def remembering_after_a_refusal() -> None:
+        retrieval = Failing()
+        made = learner(0, retrieval=retrieval)
+        made.observe(*batch(rank, 0))
+        retrieval.now = True
+        with pytest.raises(InvalidInput):  # after the ranks have said how many samples arrive
+            made.observe(*batch(rank, 1))
+        made.remember([batch(rank, 2)])
+
     sync = nn.Sequential(nn.Linear(6, 4), nn.SyncBatchNorm(4))
     calls = {
         "memory": lambda: learner(0, memory=TaskRingMemory(10)),
@@ -342,6 +368,7 @@ def refusals(rank: int) -> list[str]:
         "optimizers": lambda: learner(0, lr=0.1 + rank),
         "models": lambda: learner(0, nn.Sequential(nn.Linear(6, 4 + rank), nn.ReLU())),
         "remember": lambda: learner(0).remember([batch(0, 0)]),
+        "remember after a step that was refused": remembering_after_a_refusal,
         "gem": lambda: rehearse.GEM(nn.Linear(6, 4), None, TaskRingMemory(10), distributed=True),
         "finetune": lambda: rehearse.Finetune(nn.Linear(6, 4), None, distributed=True),
     }
@@ -363,10 +390,11 @@ def test_what_is_not_distributed_is_refused_with_a_sentence():
         assert "is sharded by FSDP" in said["fsdp"]
         for what in ("memories", "learners", "optimizers", "models"):
             assert any(text.startswith(f"the ranks have different {what}") for text in said.values()), what
-        assert said["remember"].startswith("a memory that ranks share is filled by one process")
+        for what in ("remember", "remember after a step that was refused"):
+            assert said[what].startswith("a memory that ranks share is filled by one process")
         assert said["gem"] == "GEM is not distributed over several processes; Replay can be"
         assert said["finetune"] == "Finetune is not distributed over several processes; Replay can be"
-        assert len(said) == 12
+        assert len(said) == 13
 
 
 def test_without_a_process_group_it_is_said_how_to_start_one():

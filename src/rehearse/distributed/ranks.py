@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import InvalidInput, RankLost, RefusedElsewhere
+from ..errors import InvalidInput, RankLost, RefusedElsewhere, RehearseError
 from ..random import seed_sequence
 from ..undo import Commit, Undoable, all_or_nothing, assign
 
@@ -72,7 +72,7 @@ class Ranks:
             return table
         if failed := table[:, REFUSED].nonzero().flatten().tolist():
             which = " and ".join(map(str, failed))
-            raise RefusedElsewhere(f"nothing was learned by any rank: see the error of rank {which}")
+            raise RefusedElsewhere(f"nothing was done by any rank: see the error of rank {which}")
         for column, what in ((ACT, "takes part in {}"), (STEPS, "has made {} steps")):
             values = table[:, column].int().tolist()
             if len(set(values)) > 1:
@@ -120,26 +120,32 @@ class Ranks:
     @contextlib.contextmanager
     def all_or_nothing(self, *parts: Undoable) -> Iterator[Commit]:
         """Do the same as `undo.all_or_nothing`, on all ranks or on none: they agree just before the commit."""
-        self.arriving = []
-        with self.reporting(), all_or_nothing(*parts) as commit:
+        try:
+            with self.reporting(), all_or_nothing(*parts) as commit:
 
-            def agreed(*operations: Any) -> None:
-                self.agree("a commit")
-                commit(assign(self, steps=self.steps + 1, arriving=[]), *operations)
+                def agreed(*operations: Any) -> None:
+                    self.agree("a commit")
+                    commit(assign(self, steps=self.steps + 1), *operations)
 
-            yield agreed
+                yield agreed
+        finally:
+            self.arriving = []
 
     @contextlib.contextmanager
     def loading(self, names: list[str], learner: Any) -> Iterator[None]:
         """Load a state in the block: all ranks one of the same save, or none."""
-        self.steps = 0  # wherever each of them was
-        self.make_same({"saves": names})
-        before = learner.state_dict()
-        yield
+        steps, self.steps = self.steps, 0  # wherever each of them was
         try:
-            self.agree("a load")
-        except RefusedElsewhere:
-            learner.load_state_dict(before)
+            self.make_same({"saves": names})
+            before = learner.state_dict()
+            yield
+            try:
+                self.agree("a load")
+            except RehearseError:
+                learner.load_state_dict(before)
+                raise
+        except BaseException:
+            self.steps = steps
             raise
 
     def in_step(self, batches: Iterable[Item]) -> Iterator[Item]:
