@@ -252,6 +252,31 @@ def test_frozen_weights_are_saved_by_reference(tmp_path: Path, watched: bool, dt
     assert_same(other.state_dict(), before)
 
 
+class Versioned(nn.Linear):
+    """Saves a string beside its tensors."""
+
+    def get_extra_state(self) -> str:
+        return "version 1"
+
+    def set_extra_state(self, state: str) -> None:
+        self.loaded = state
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_string_that_a_module_saves_is_no_digest(tmp_path: Path, whole: bool) -> None:
+    def versioned() -> Finetune:
+        torch.manual_seed(0)
+        model = nn.Sequential(Versioned(4, 5).requires_grad_(False), nn.Linear(5, 3))
+        return Finetune(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    one, same = versioned(), versioned()
+    observe(one, 0, 1)
+    rehearse.save(one, tmp_path / "saved", frozen=whole)
+    rehearse.load(tmp_path / "saved", into=same)
+    assert_same(same.state_dict(), one.state_dict())
+    assert same.model[0].loaded == "version 1"  # type: ignore[index]
+
+
 def test_a_state_that_is_no_learner(tmp_path: Path) -> None:
     write_state(tmp_path / "file", STATE)
     refused(tmp_path / "file", "no saved learner")

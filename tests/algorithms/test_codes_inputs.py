@@ -282,6 +282,15 @@ def test_a_state_of_the_other_retrieval_is_refused(searched: bool) -> None:
     assert_same(other.state_dict(), before)
 
 
+@pytest.mark.parametrize("count", [-5, "7", 2.9, True])
+def test_a_count_that_is_none_is_refused(count: Any) -> None:
+    made = learner()
+    state = made.state_dict()
+    state["own"]["batches_since_snapshot"] = count
+    with pytest.raises(CheckpointError, match="number of batches since the snapshot does not fit"):
+        made.load_state_dict(state)
+
+
 def test_a_refused_state_leaves_codes_in_a_file_as_they_are(tmp_path: Path) -> None:
     made = learner(memory=ReservoirMemory(30, path=tmp_path / "codes"))
     run(made, tasks=1)

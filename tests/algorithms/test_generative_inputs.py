@@ -123,6 +123,15 @@ def test_a_state_with_a_search_does_not_fit_a_learner_without():
             one.load_state_dict(other.state_dict())
 
 
+@pytest.mark.parametrize("counts", [[-5, 3], ["7", "8"], [2.9, 1.5], [True, False], [7]])
+def test_counts_that_are_none_are_refused(counts):
+    ours = learner()
+    state = ours.state_dict()
+    state["own"]["counts"] = counts
+    with pytest.raises(CheckpointError, match="counts"):
+        ours.load_state_dict(state)
+
+
 def test_a_head_that_cannot_grow_leaves_the_stale_gradient():
     ours = learner(GatedMLP(6, 8, 4, dropout=0.0), classifier_retrieval=retrieval(gradient="stale"))
     observed(ours, 0, 1)

@@ -73,11 +73,13 @@ def without_frozen(network: Network, state: dict[str, Any]) -> dict[str, Any]:
 
 def _with_frozen(own: Mapping[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
     """Return saved weights with the model's own where a digest says that they are the same."""
-    for name in (name for name, value in weights.items() if isinstance(value, str) and name in own):
-        if not isinstance(own[name], Tensor) or _digest(own[name]) != weights[name]:
+    same = {name: own[name] for name, value in weights.items() if isinstance(value, str) and name in own}
+    same = {name: value for name, value in same.items() if isinstance(value, Tensor)}  # extra state may be a string
+    for name, value in same.items():
+        if _digest(value) != weights[name]:
             what = f"the frozen weights {name!r} are not in the file, and those of this model are others"
             raise CheckpointError(f"{what}; build it with the weights that the saved one had")
-    return {name: own.get(name) if isinstance(value, str) else value for name, value in weights.items()}
+    return weights | same
 
 
 def _digest(tensor: Tensor) -> str:

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, checked_inputs, one_tensor, tree_map, tree_parts, unchanged
 from ...batchnorm import Clean
-from ...checks import check_fractions, check_memory, check_positive, check_second, check_switches, check_task
+from ...checks import (
+    check,
+    check_fractions,
+    check_memory,
+    check_positive,
+    check_second,
+    check_switches,
+    check_task,
+    count,
+)
 from ...diagnose import Diagnosing
 from ...engine import Plain
 from ...errors import CheckpointError, InvalidInput, RehearseError
@@ -337,13 +346,14 @@ class CodeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        check(state["batches_since_snapshot"], count, "the number of batches since the snapshot")
         if (state["search"] is None) != (self.search is None):
             saved, own = ("by a search" if one is not None else "at random" for one in (state["search"], self.search))
             raise CheckpointError(f"the saved learner retrieves codes {saved}, this one {own}")
         self.coded.load_state_dict(state)
         old = state["previous"]
         self.previous = None if old is None else copied_frozen(self.network, old)
-        self._batches_since_snapshot = int(state["batches_since_snapshot"])
+        self._batches_since_snapshot = state["batches_since_snapshot"]
         for search in self._searches():
             search.load_state_dict(state["search"])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...batch import Batch, Step, Tree, tree_map, unchanged
-from ...checks import alike, check, check_not_negative, check_positive, check_second, check_switches, optional
+from ...checks import alike, check, check_not_negative, check_positive, check_second, check_switches, count, optional
 from ...errors import CheckpointError, InvalidInput
 from ...heads import Growth
 from ...latent import Elbo, LatentSearch, View
@@ -327,6 +327,9 @@ class GenerativeReplay(Learner):
         }
 
     def _load_own_state(self, state: dict[str, Any]) -> None:
+        form = {"generator": dict, "previous": optional([dict, dict]), "counts": [count, count]}
+        form |= {"gradients": [optional(dict)] * 2, "retrievals": dict}
+        check(state, form, "what GenerativeReplay knows of its past")
         if state["retrievals"].keys() != self._retrievals().keys():
             searched, own = (" and ".join(names) or "nothing" for names in (state["retrievals"], self._retrievals()))
             raise CheckpointError(f"the saved learner searches for its {searched}, this one for its {own}")
@@ -337,7 +340,7 @@ class GenerativeReplay(Learner):
         old = state["previous"]
         previous = None if old is None else Previous(*map(copied_frozen, self._networks(), old))
         gradients = [None if one is None else NamedGradient(copied(one, self.device)) for one in state["gradients"]]
-        batches, samples = map(int, state["counts"])
+        batches, samples = state["counts"]
         self.past = Past(previous, batches, samples, tuple(gradients))
         for name, retrieval in self._retrievals().items():
             retrieval.search.load_state_dict(state["retrievals"][name])
