@@ -17,7 +17,7 @@ pytest.importorskip("ray", reason="the extra ray is not installed")
 
 import ray
 
-from rehearse.errors import MissingExtra
+from rehearse.errors import InvalidInput, MissingExtra
 from rehearse.lab.campaign import ray as cluster
 from rehearse.lab.campaign.events import Advanced, Event, Failed, Finished, Started
 from rehearse.lab.campaign.store import Store
@@ -84,6 +84,35 @@ def test_a_worker_killed_in_the_middle_is_replaced_and_goes_on(tmp_path: Path) -
     assert min(steps) > 5  # the second worker went on from a checkpoint
     whole = run_spec(spec, Store(tmp_path / "whole"), Settings())
     assert comparable(events[-1].result) == comparable(whole)
+
+
+def test_a_running_cluster_gets_the_token_of_this_machine_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ray that ran here left the token, which `ray start --head` then demands."""
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    modes = []
+    for mode, token in ((None, False), ("disabled", True), (None, True)):
+        monkeypatch.delenv(cluster.AUTH_MODE, raising=False)
+        if mode is not None:
+            monkeypatch.setenv(cluster.AUTH_MODE, mode)
+        if token:
+            (tmp_path / ".ray").mkdir(exist_ok=True)
+            (tmp_path / ".ray" / "auth_token").write_text("0" * 64)
+        assert list(cluster.run_all([], Store(tmp_path / "runs"), address="127.0.0.1:1")) == []
+        modes.append(os.environ.get(cluster.AUTH_MODE))
+    assert modes == [None, "disabled", "token"]
+
+
+def test_a_cluster_that_refuses_names_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(**_: Any) -> None:
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setenv(cluster.AUTH_MODE, "disabled")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuses)
+    with pytest.raises(InvalidInput, match=r"at HEAD:6379: .*export RAY_AUTH_MODE=token; .*copy the head's"):
+        list(cluster.run_all([small()], Store(tmp_path), address="HEAD:6379"))
 
 
 def test_without_the_extra_the_name_of_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

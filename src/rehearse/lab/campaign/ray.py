@@ -24,6 +24,12 @@ from .store import Store
 from .work import outcome
 
 ALLOW_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+AUTH_MODE = "RAY_AUTH_MODE"
+IF_REFUSED = (
+    f"If the cluster asks for a token: export {AUTH_MODE}=token; on another machine copy the head's ~/.ray/auth_token "
+    "there first"
+)
+IF_WITHOUT = f"If the cluster runs without a token: export {AUTH_MODE}=disabled"
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
 WAITING = 2  # tasks in Ray's hands for each core: enough to be busy, and for an autoscaler to see that more is needed
@@ -41,6 +47,8 @@ def run_all(
     ``address`` is the cluster's; without one it is taken from RAY_ADDRESS, or a Ray of this machine is started for
     the time of the campaign. ``jobs`` bounds the runs at a time; by default the cores of the cluster do.
     """
+    if address or os.environ.get("RAY_ADDRESS"):
+        _use_token()
     with needs("ray", "ray"):
         import ray
     chosen = settings or Settings()
@@ -51,6 +59,16 @@ def run_all(
                 yield from _Cluster(ray, Store(store.root.resolve()), chosen, jobs).run(waiting)
 
     return carry_out(specs, store, chosen, jobs, run)
+
+
+def _use_token() -> None:
+    """Send the token of this machine to a running cluster, unless RAY_AUTH_MODE says otherwise.
+
+    A Ray that is started on this machine creates the token, and ``ray start --head`` then demands it. Ray reads the
+    variable when it is imported, and sets it itself only where it starts a cluster.
+    """
+    if AUTH_MODE not in os.environ and (Path.home() / ".ray" / "auth_token").exists():
+        os.environ[AUTH_MODE] = "token"
 
 
 @contextlib.contextmanager
@@ -64,8 +82,8 @@ def _connected(ray: Any, address: str | None, jobs: int | None) -> Iterator[None
     try:
         with contextlib.nullcontext() if elsewhere else _on_loopback(ray):
             ray.init(address=elsewhere or "local", log_to_driver=False, logging_level="ERROR", **own)
-    except (ConnectionError, ValueError) as problem:
-        raise InvalidInput(f"cannot reach a Ray cluster at {elsewhere}: {problem}") from problem
+    except (ConnectionError, ValueError, ray.exceptions.RayError) as problem:
+        raise InvalidInput(f"cannot reach a Ray cluster at {elsewhere}: {problem}. {IF_REFUSED}") from problem
     try:
         yield
     finally:
@@ -136,7 +154,12 @@ class _Cluster:
 
     def _heard(self) -> Iterator[Event]:
         specs = {spec.key: spec for spec in self.given.values()}
-        for key, progress in self.ray.get(self.board.take.remote()):
+        try:
+            said = self.ray.get(self.board.take.remote())
+        except self.ray.exceptions.RayActorError as problem:
+            first = str(problem).strip().splitlines()[0]
+            raise InvalidInput(f"the Ray cluster starts no actor: {first} {IF_WITHOUT}") from problem
+        for key, progress in said:
             if key in specs:
                 if key not in self.started:
                     self.started.add(key)
