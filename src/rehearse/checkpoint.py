@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .distributed import Ranks, divided
 from .distributed.ranks import hash_of
@@ -74,7 +74,7 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
         if ranks is None or ranks.count == 1:
             write_state(path, content, mode=0o600 if learner is not watched or watched.memory is not None else 0o666)
         else:
-            _write_by_ranks(ranks, Path(path), content, list(watched.model.parameters()))
+            _write_by_ranks(ranks, Path(path), content, watched.model)
         learner.confirm(state)
 
 
@@ -122,12 +122,13 @@ def _learner_of(one: Learner | Monitor) -> Learner:
     return one.learner if isinstance(one, Monitor) else one
 
 
-def _write_by_ranks(ranks: Ranks, path: Path, content: dict[str, Any], weights: list[Tensor]) -> None:
+def _write_by_ranks(ranks: Ranks, path: Path, content: dict[str, Any], model: nn.Module) -> None:
     """Write the file of this rank; when all have, the first rank writes the file at ``path``, which names them."""
     token = int(ranks.agree("a save", secrets.randbits(32))[0, 0])
     names = [f"{path.name}.{token:08x}.{rank}" for rank in range(ranks.count)]
     write_state(path.with_name(names[ranks.rank]), content, mode=0o600)
-    ranks.make_same({"weights (a hash of them)": hash_of(weights)})
+    real = [tensor for tensor in model.buffers() if tensor.is_floating_point()]  # others count passes of this rank
+    ranks.make_same({"weights or buffers (a hash of them)": hash_of([*model.parameters(), *real])})
     if ranks.rank == 0:
         if unseen := [name for name in names if not path.with_name(name).exists()]:
             raise CheckpointError(f"rank 0 does not find {unseen[0]} in {path.parent}: all ranks need one directory")

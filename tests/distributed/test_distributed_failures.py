@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -17,7 +18,15 @@ from rank_learners import batch, learner, network, weights
 from torch import nn
 
 import rehearse
-from rehearse import ClassBalancedMemory, MostInterfered, ReservoirMemory, RunningScaler, TaskRingMemory, Uniform
+from rehearse import (
+    ClassBalancedMemory,
+    MostInterfered,
+    Padding,
+    ReservoirMemory,
+    RunningScaler,
+    TaskRingMemory,
+    Uniform,
+)
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType, RankLost, RehearseError
 from rehearse.retrieval import Retrieved
 from sameness import differences
@@ -341,6 +350,18 @@ def test_a_load_that_not_all_ranks_take_part_in_says_that_they_are_out_of_step(t
 # ---------------------------------------------------------------------------------------------------------- refusals
 
 
+def seeded(seed: int) -> Any:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return rehearse.Replay(model, optimizer, ReservoirMemory(40), seed=seed, distributed=True)
+
+
+def frozen_if(frozen: int) -> nn.Module:
+    model = network(False)
+    model[0].requires_grad_(not frozen)
+    return model
+
+
 def refusals(rank: int) -> list[str]:
     class Sharded(nn.Linear):
         pass
@@ -362,10 +383,20 @@ def refusals(rank: int) -> list[str]:
         "prepare": lambda: learner(0, prepare=RunningScaler()),
         "joint": lambda: learner(0, batchnorm="joint"),
         "sync": lambda: learner(0, sync),
+        "statistics": lambda: learner(
+            0, nn.Sequential(nn.InstanceNorm1d(6, track_running_stats=True), nn.Linear(6, 4))
+        ),
         "fsdp": lambda: learner(0, Sharded(6, 4)),
         "seeds": lambda: learner(0, memory=ReservoirMemory(10, seed=rank)),
         "budgets": lambda: learner(0, budget=5 + rank),
         "optimizers": lambda: learner(0, lr=0.1 + rank),
+        "clips": lambda: learner(0, clip=[None, 0.1][rank]),
+        "precisions": lambda: learner(0, precision=["float32", "bfloat16"][rank]),
+        "prepares": lambda: learner(0, prepare=[None, torch.sin][rank]),
+        "paddings": lambda: learner(0, pad=[None, Padding(6)][rank]),
+        "seeds of learners": lambda: seeded(rank),
+        "frozen layers": lambda: learner(0, frozen_if(rank)),
+        "dtypes": lambda: learner(0, nn.Linear(6, 4, dtype=[torch.float32, torch.float64][rank])),
         "models": lambda: learner(0, nn.Sequential(nn.Linear(6, 4 + rank), nn.ReLU())),
         "remember": lambda: learner(0).remember([batch(0, 0)]),
         "remember after a step that was refused": remembering_after_a_refusal,
@@ -387,14 +418,68 @@ def test_what_is_not_distributed_is_refused_with_a_sentence():
         assert said["prepare"].startswith("RunningScaler learns from the inputs of its own rank")
         assert said["joint"].startswith("batchnorm='joint' is not distributed")
         assert said["sync"].startswith("SyncBatchNorm waits for ranks")
+        assert said["statistics"].startswith("InstanceNorm1d keeps running statistics that are not averaged")
         assert "is sharded by FSDP" in said["fsdp"]
-        for what in ("memories", "learners", "optimizers", "models"):
-            assert any(text.startswith(f"the ranks have different {what}") for text in said.values()), what
+        different = {
+            "seeds": "memories",
+            "budgets": "learners",
+            "optimizers": "optimizers",
+            "clips": "limits of the gradient (clip)",
+            "precisions": "precision",
+            "prepares": "functions that prepare inputs",
+            "paddings": "learners",
+            "seeds of learners": "seeds",
+            "frozen layers": "trained parameters",
+            "dtypes": "models",
+            "models": "models",
+        }
+        for what, named in different.items():
+            assert said[what].startswith(f"the ranks have different {named}; build all of them alike"), what
         for what in ("remember", "remember after a step that was refused"):
             assert said[what].startswith("a memory that ranks share is filled by one process")
         assert said["gem"] == "GEM is not distributed over several processes; Replay can be"
         assert said["finetune"] == "Finetune is not distributed over several processes; Replay can be"
-        assert len(said) == 13
+        assert len(said) == 21
+
+
+def built_in_vain(rank: int) -> list[Any]:
+    memory, model = ReservoirMemory(10, seed=1), network(False)
+    before = copy.deepcopy([memory.state_dict(), model.state_dict()])
+    with pytest.raises(InvalidInput):
+        learner(rank, model, memory, budget=5 + rank)
+    changed = differences(before, [memory.state_dict(), model.state_dict()])
+    return [changed, learner(0, network(False), memory, distributed=False).remember([batch(rank, 0)])]
+
+
+def test_a_learner_that_is_refused_leaves_its_memory_and_model_as_they_were():
+    assert in_ranks(built_in_vain, 2) == [[[], 2], [[], 3]]
+
+
+class Counting(nn.Module):
+    """Has a buffer that is moved by how often its rank passes."""
+
+    def __init__(self, moves: bool) -> None:
+        super().__init__()
+        self.moves = moves
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and self.moves:
+            self.scale += 1
+        return x
+
+
+def saving_buffers(rank: int, path: str) -> str:
+    made = learner(0, nn.Sequential(Counting(moves=rank == 1), nn.Linear(6, 4)), retrieval=Uniform())
+    made.observe(*batch(rank, 0))
+    with pytest.raises(InvalidInput) as raised:
+        rehearse.save(made, path)
+    return str(raised.value)
+
+
+def test_buffers_that_differ_between_ranks_are_found_by_a_save(tmp_path):
+    for said in in_ranks(saving_buffers, 2, str(tmp_path / "learner")):
+        assert said.startswith("the ranks have different weights or buffers")
 
 
 def test_without_a_process_group_it_is_said_how_to_start_one():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ..batch import Batch
 from ..engine import Layers, Passed, Plain
@@ -61,6 +61,9 @@ class SharedEngine(Plain):
             raise InvalidInput(f"{what}, and models would be fed differently: prepare by fixed statistics instead")
         if any(isinstance(module, nn.SyncBatchNorm) for module in network.model.modules()):
             raise InvalidInput("SyncBatchNorm waits for ranks that may have nothing to replay; use BatchNorm layers")
+        if kinds := {type(module).__name__ for module in network.model.modules() if _tracks_alone(module)}:
+            kept = f"{' and '.join(sorted(kinds))} keeps running statistics that are not averaged over the ranks"
+            raise InvalidInput(f"{kept}: use it with track_running_stats=False, or BatchNorm layers")
         if self.batchnorm.joint and network.has_batchnorm:
             raise InvalidInput("batchnorm='joint' is not distributed: choose 'auto', 'clean' or 'recalibrated'")
 
@@ -129,6 +132,11 @@ class SharedEngine(Plain):
             buffer.copy_(total)
         totals = zip(parameters.items(), sums[len(statistics) :], present.tolist(), strict=True)
         return NamedGradient({name: total.to(own.dtype) for (name, own), total, ranks in totals if ranks})
+
+
+def _tracks_alone(module: nn.Module) -> bool:
+    """Return whether a layer keeps running statistics of its own rank's samples; `running_statistics` has others."""
+    return isinstance(module, _NormBase) and not isinstance(module, _BatchNorm) and module.running_mean is not None
 
 
 def running_statistics(model: nn.Module) -> list[Tensor]:

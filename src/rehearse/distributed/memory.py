@@ -61,8 +61,8 @@ class RankShares:
         return kept
 
 
-def share_memory(memory: Memory, ranks: Ranks) -> RankShares:
-    """Return how this rank takes part in the memory of all; its samples are drawn with numbers of its own.
+def shareable(memory: Memory) -> list[object]:
+    """Return what must be the same on all ranks before they share a memory.
 
     Raises:
         InvalidInput: If the memory cannot be shared.
@@ -73,7 +73,10 @@ def share_memory(memory: Memory, ranks: Ranks) -> RankShares:
         raise InvalidInput(f"a {type(memory).__name__}{where} is not shared by ranks; {names} without a path are")
     if memory.seen:
         raise InvalidInput("the memory of several ranks starts empty; to bring samples, load a save")
-    state = memory._insertion.bit_generator.state
-    ranks.make_same({"memories": [memory.__class__.__name__, memory.capacity, hash_of(state)]})
+    return [memory.__class__.__name__, memory.capacity, hash_of(memory._insertion.bit_generator.state)]
+
+
+def share_memory(memory: Memory, ranks: Ranks) -> None:
+    """Make a `shareable` memory this rank's part of that of all; its samples are drawn with numbers of its own."""
     memory._sampling = np.random.Generator(memory._sampling.bit_generator.jumped(ranks.rank))  # type: ignore[attr-defined]
-    return RankShares(ranks)
+    memory.shares = RankShares(ranks)

@@ -41,6 +41,7 @@ class Ranks:
             raise InvalidInput(f"distributed=True needs a process group: {start}")
         self.rank, self.count = dist.get_rank(), dist.get_world_size()
         self.steps = 0  # that all ranks have committed since they were built or loaded
+        self.seed = 0  # that all were given
         self.lost: str | None = None  # why nothing can be exchanged any more
         gloo = "gloo" in dist.get_backend()
         self.device = torch.device("cpu" if gloo else "cuda")  # of what is exchanged beside gradients
@@ -49,6 +50,7 @@ class Ranks:
     def own_seed(self, seed: int) -> int:
         """Return a seed for what each rank draws for itself, such as dropout; that of the first is the one given."""
         sequence = seed_sequence(seed, f"rank {self.rank}")  # checks the seed
+        self.seed = seed
         return seed if self.rank == 0 else int(sequence.generate_state(2, "uint64")[0]) >> (64 - SEED_BITS)
 
     # ------------------------------------------------------------------------------------------------- exchanging

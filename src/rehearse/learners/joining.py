@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..checks import check_switches
-from ..distributed import Ranks, SharedEngine, share_memory
+from ..described import short
+from ..distributed import Ranks, SharedEngine, share_memory, shareable
 from ..memory import Memory
 from .base import Learner
 
@@ -30,10 +31,20 @@ def join(learner: Learner, memory: Memory, ranks: Ranks | None, *, early: bool) 
     learner.ranks = ranks
     if ranks is None or ranks.count == 1:
         return
-    learner.plain = SharedEngine(learner.plain, ranks, early=early)
-    learner._all_or_nothing = ranks.all_or_nothing
-    memory.shares = share_memory(memory, ranks)
-    averaged = {} if learner.average is None else learner.average.tensors
-    held = [*learner.model.parameters(), *learner.model.buffers(), *averaged.values()]
-    shapes = [tuple(tensor.shape) for tensor in held]
-    ranks.make_same({"learners": learner, "models": shapes, "optimizers": learner.optimizer}, held)
+    network, averaged = learner.network, {} if learner.average is None else learner.average.tensors
+    shared = SharedEngine(learner.plain, ranks, early=early)
+    held = {**dict(network.model.named_parameters()), **dict(network.model.named_buffers())}
+    alike = {
+        "memories": shareable(memory),
+        "learners": learner,
+        "precision": network.precision.name,
+        "limits of the gradient (clip)": network.clip,
+        "functions that prepare inputs": short(network.prepare),
+        "seeds": ranks.seed,
+        "models": [(name, own.dtype, tuple(own.shape)) for name, own in held.items()],
+        "trained parameters": list(network.trainable()),
+        "optimizers": network.optimizer,
+    }
+    ranks.make_same(alike, [*held.values(), *averaged.values()])
+    share_memory(memory, ranks)
+    learner.plain, learner._all_or_nothing = shared, ranks.all_or_nothing

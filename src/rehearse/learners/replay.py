@@ -118,7 +118,7 @@ class Replay(Learner):
         check_choice(get_args(PredictBy), predict_by=predict_by)
         self._needs_gradient = bool(getattr(self.retrieval, "needs_gradient", True))
         self.budget, self.replay_weight, self.predict_by = budget, replay_weight, predict_by
-        self.exclude_current_task = exclude_current_task
+        self.exclude_current_task, self.pad = exclude_current_task, pad
         if pad is not None:
             self.filled, self.collated = checked_padding(pad).fill, pad.collated
             if not hasattr(self.loss, "columns"):  # what a loss stores is as long as the stored samples
