@@ -47,7 +47,9 @@ def reproduce(
     ] = None,
     from_results: Annotated[
         list[Path] | None,
-        typer.Option(help="Run nothing: show the results in this directory; may be repeated."),
+        typer.Option(
+            help="Train nothing: show the results in this directory, write the tables to OUT/tables; may be repeated."
+        ),
     ] = None,
     write: Annotated[
         Path | None, of_output(help="Write all tables into this Markdown file, figures into a folder beside it.")
