@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,32 @@ def test_a_model_that_cannot_be_copied_is_not_copied_at_every_look() -> None:
     assert model.first.weight.copies == tried  # type: ignore[attr-defined]
 
 
+class Meanwhile(Keeping):
+    """Calls something while it computes, as if another thread did."""
+
+    call: Callable[[], object]
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).call()
+        return super().forward(x)
+
+
+def test_a_first_look_leaves_what_others_do_to_the_model_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, _) = Meanwhile(), samples()
+    own, weight = learner(model), nn.Parameter(torch.zeros(3, 6))
+
+    def change() -> None:
+        model.norm.eval()
+        model.last.weight, model.norm.running_mean = weight, weight[0].detach()
+
+    monkeypatch.setattr(Meanwhile, "call", staticmethod(change), raising=False)
+    own.logits(x)
+    assert own.network.twin.module is not model
+    assert model.last.weight is weight
+    assert not model.norm.training
+    assert not model.norm.running_mean.any()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "change", [lambda m: m.known.add(1), lambda m: m.by_name.update(offset=3.0)], ids=["set", "dict"]
 )
@@ -137,14 +164,19 @@ def test_functions_that_hold_no_module_are_copied() -> None:
     assert twin.in_mode("evaluation") is not model
 
 
-@pytest.mark.parametrize("call", ["observe", "diagnose", "predict"])
-def test_an_exception_while_such_a_model_is_called_leaves_its_tensors(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "late"), [("observe", False), ("diagnose", False), ("predict", False), ("predict", True)]
+)
+def test_an_exception_while_such_a_model_is_called_leaves_its_tensors(call: str, late: bool) -> None:
+    """Also of one that can no longer be copied since the last look."""
     line, interrupted = 1, True
     while interrupted:
-        model = Uncopyable()
+        model = Keeping() if late else Uncopyable()
         own, batches = learner(model), [samples(6), samples(7), samples(5)]
         for batch in batches[:2]:
             own.observe(*batch)
+        if late:
+            model.lock = threading.Lock()  # type: ignore[assignment]
         before = [*map(id, (*model.parameters(), *model.buffers()))], [module.training for module in model.modules()]
         interruption, arguments = Interruption(line), batches[2][: 1 if call == "predict" else 2]
         interrupted = interruption(lambda: getattr(own, call)(*arguments))  # noqa: B023

@@ -349,11 +349,11 @@ class Learner(Described, ABC):
     @contextlib.contextmanager
     def _read_only(self) -> Iterator[None]:
         """Hold the lock, and leave the counts of passed samples, torch's grad mode and the models as they are."""
-        with self.lock:
+        # Copies and statistics outlive the caller's inference mode; leaving it costs time only where it is on.
+        kept = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+        with self.lock, kept:
             restores = [*map(untouched, self._networks())]
-            # Copies and statistics outlive the caller's inference mode; leaving it costs time only where it is on.
-            kept = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-            with kept, restoring(lambda: run(map(call, restores))):
+            with restoring(lambda: run(map(call, restores))):
                 yield
 
     def _networks(self) -> list[Network]:

@@ -135,6 +135,7 @@ def check_optimizer_state(state: dict[str, Any], optimizer: torch.optim.Optimize
 
 def untouched(network: Network) -> Restore:
     """Return a function that restores grad mode, the count of passed samples and, if looks call the model, that."""
+    network.twin.follow()  # only then it is known whether the model can be copied
     modules = [] if network.twin.module is not network.model else list(network.model.modules())
     held = [own for module in modules for own in (module._parameters, module._buffers)]
     own, modes, passed = [dict(one) for one in held], [module.training for module in modules], network.samples_passed
