@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -298,6 +298,22 @@ def test_each_call_succeeds_or_raises_our_error_and_changes_nothing(kind: str) -
         assert torch.is_grad_enabled()
     assert learned > 0.15 * calls
     assert refused > 0.15 * calls
+
+
+@pytest.mark.parametrize("predict_by", ["head", "nearest-mean"])
+def test_inputs_are_refused_before_anything_is_to_be_undone(predict_by: Literal["head", "nearest-mean"]) -> None:
+    """Undoing writes the same values again, which another thread can see."""
+    model = nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    learner = Replay(model, optimizer, ReservoirMemory(20), predict_by=predict_by)
+    x, y = torch.randn(6, FEATURES), torch.tensor([0, 1, 2, 0, 1, 2])
+    learner.observe(x, y)
+    before = {name: (id(value), value._version) for name, value in model.state_dict(keep_vars=True).items()}
+    for bad in ((x * torch.nan, y), (x, y[:2])) if predict_by == "head" else [(x, (y, y))]:
+        with pytest.raises(RehearseError):
+            learner.observe(*bad)
+        after = {name: (id(value), value._version) for name, value in model.state_dict(keep_vars=True).items()}
+        assert after == before
 
 
 def test_a_learner_still_learns_after_invalid_batches() -> None:

@@ -17,6 +17,7 @@ from rehearse.learners import ICaRL
 from rehearse.learners.gdumb import GDumb
 from rehearse.memory import ExemplarMemory
 from rehearse.network import Network
+from sameness import assert_same
 
 
 def samples(n: int = 6) -> tuple[Tensor, Tensor]:
@@ -127,6 +128,19 @@ def test_what_is_kept_for_predictions_does_not_depend_on_the_callers_contexts(wh
         one.predict(x)
     assert torch.equal(one.logits(x), other.logits(x))
     assert len(one.diagnose(x, y, task=1).slots) == 18
+
+
+def test_arrays_can_be_learned_in_inference_mode() -> None:
+    """What they become is trained on."""
+    learners = []
+    for inference in (False, True):
+        own = model()
+        learners.append(Replay(own, torch.optim.SGD(own.parameters(), lr=0.1), ReservoirMemory(20)))
+        for n in (9, 8):
+            x, y = samples(n)
+            with torch.inference_mode(inference):
+                learners[-1].observe(x.numpy(), y.numpy())
+    assert_same(learners[0].state_dict(), learners[1].state_dict())
 
 
 def test_gdumb_can_be_asked_in_inference_mode() -> None:

@@ -59,6 +59,7 @@ class Learner(Described, ABC):
     ranks: Ranks | None = None
     """The processes that train the model together, of a learner built with ``distributed=True``."""
 
+    _reporting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     _all_or_nothing: Callable[..., contextlib.AbstractContextManager[Commit]] = staticmethod(all_or_nothing)
 
     def __new__(cls, *arguments: Any, distributed: bool = False, **options: Any) -> Self:

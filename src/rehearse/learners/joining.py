@@ -47,4 +47,4 @@ def join(learner: Learner, memory: Memory, ranks: Ranks | None, *, early: bool) 
     }
     ranks.make_same(alike, [*held.values(), *averaged.values()])
     share_memory(memory, ranks)
-    learner.plain, learner._all_or_nothing = shared, ranks.all_or_nothing
+    learner.plain, learner._reporting, learner._all_or_nothing = shared, ranks.reporting, ranks.all_or_nothing

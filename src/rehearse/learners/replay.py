@@ -137,11 +137,12 @@ class Replay(Learner):
     def observe(self, x: Tree, y: Any, task: Any = None, id: Any = None, weight: Any = None, **columns: Any) -> Step:
         """Learn from an incoming batch and from stored samples, then store it; see `Learner.observe`."""
         network, memory = self.network, self.memory
-        with self.lock, self._all_or_nothing(*self._parts) as commit:
+        with self.lock, self._reporting(), torch.inference_mode(False):  # samples are trained on
             incoming = self.filled(checked_samples(x, y, task, {"id": id, "weight": weight, **columns}, self.collated))
-            query = incoming if self.exclude_current_task else replace(incoming, task=None)
             if self.nearest is not None:
                 self.nearest.check(incoming.y)
+        query = incoming if self.exclude_current_task else replace(incoming, task=None)
+        with self.lock, self._all_or_nothing(*self._parts) as commit:
             engine, joint = self.plain.fastest(incoming.x), self._passes_jointly()
             step: Operations = ()
             with network.training(self.updates, incoming.x):
