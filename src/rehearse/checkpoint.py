@@ -73,6 +73,7 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
         content = {"content": LEARNER, "package": sys.modules["rehearse"].__version__, "state": state}
         if ranks is None or ranks.count == 1:
             write_state(path, content, mode=0o600 if learner is not watched or watched.memory is not None else 0o666)
+            _remove_earlier(Path(path), [])
         else:
             _write_by_ranks(ranks, Path(path), content, watched.model)
         learner.confirm(state)
@@ -135,7 +136,16 @@ def _write_by_ranks(ranks: Ranks, path: Path, content: dict[str, Any], model: nn
         write_state(path, {"content": FILES, "files": names}, mode=0o600)
     ranks.agree("a save")
     if ranks.rank == 0:
-        earlier = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.\d+")
+        _remove_earlier(path, names)
+
+
+def _remove_earlier(path: Path, names: list[str]) -> None:
+    """Remove the files of ranks that an earlier save at ``path`` named, and this one, with other ``names``, does not.
+
+    The save is complete: what cannot be removed now is left to the next one.
+    """
+    earlier = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.\d+")
+    with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):
             if earlier.fullmatch(name) and name not in names:
                 remove(path.with_name(name))
@@ -146,7 +156,9 @@ def _files_of(path: Path, content: dict[str, Any]) -> list[Path]:
     if content.get("content") != FILES:
         return [path]
     names = content.get("files")
-    if type(names) is not list or not names or not all(type(name) is str and Path(name).name == name for name in names):
+    if type(names) is not list or not all(type(name) is str and name == Path(name).name != "" for name in names):
+        names = []
+    if not 0 < len(names) == len(set(names)):
         raise CheckpointError(f"{path} does not name the files of the ranks")
     return [path.with_name(name) for name in names]
 

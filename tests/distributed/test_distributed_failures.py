@@ -27,6 +27,7 @@ from rehearse import (
     TaskRingMemory,
     Uniform,
 )
+from rehearse.checkpoint import read_state, write_state
 from rehearse.errors import CheckpointError, InvalidInput, InvalidType, RankLost, RehearseError
 from rehearse.retrieval import Retrieved
 from sameness import differences
@@ -283,7 +284,8 @@ def test_another_number_of_ranks_divides_the_memory(tmp_path):
     assert sum(shard[4] for shard in shards) == alone.samples_observed == saved[0][len(weights(alone))]
     assert (weights(alone).numpy() == saved[0][: len(weights(alone))]).all()
     assert all(torch.equal(shard[5], shards[0][5]) for shard in shards)
-    rehearse.save(alone, path)  # and back: one process's save is divided among ranks
+    rehearse.save(alone, path)
+    assert os.listdir(tmp_path) == ["learner"]  # the files of the ranks are removed
 
 
 def failing_save(rank: int, folder: str) -> list[Any]:
@@ -345,6 +347,48 @@ def test_a_load_that_not_all_ranks_take_part_in_says_that_they_are_out_of_step(t
     for said, steps in in_ranks(loading_while_another_learns, 2, str(tmp_path)):
         assert said.startswith("the ranks are not at the same point: rank 0 takes part in a comparison, rank 1")
         assert steps == 1
+
+
+def altered(state: Any, *keys: str, value: Any = None) -> Any:
+    """A copy of a state in which one part is another, or is missing."""
+    whole = part = copy.deepcopy(state)
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    if value is None:
+        del part[keys[-1]]
+    return whole
+
+
+def test_files_of_ranks_that_do_not_fit_together_are_refused_and_change_nothing(tmp_path):
+    made = learner(0, distributed=False)
+    made.observe(*batch(0, 0))
+    rehearse.save(made, tmp_path / "all.0")
+    saved, before = read_state(tmp_path / "all.0"), made.state_dict()
+    facts = {"best_loss": (0.0, torch.zeros(0))}
+    seconds = {
+        "no progress": altered(saved, "state", "progress"),
+        "a short progress": altered(saved, "state", "progress", value=(0,)),
+        "no index": altered(saved, "state", "memory", "index"),
+        "no columns": altered(saved, "state", "memory", "columns", value={}),
+        "a memory that is a list": altered(saved, "state", "memory", value=[1]),
+        "nothing of its own": altered(saved, "state", "own", value=[]),
+        "short facts": altered(saved, "state", "memory", "facts", value=facts),
+        "another learner": altered(saved, "state", "learner", value="GEM"),
+        "the same slots": saved,
+    }
+    manifests = {"no file": [], "an empty name": [""], "itself": ["all"], "a file twice": ["all.0", "all.0"]}
+    cases = [(what, ["all.0", "all.1"], second) for what, second in seconds.items()]
+    cases += [(what, names, saved) for what, names in manifests.items()]
+    for what, names, second in cases:
+        write_state(tmp_path / "all", {"content": "files of ranks", "files": names})
+        write_state(tmp_path / "all.1", second)
+        with pytest.raises(CheckpointError) as raised:
+            rehearse.load(tmp_path / "all", into=made)
+        said = {"another learner": "the state is of a GEM", "the same slots": "is held twice"}.get(what, "")
+        said = said or ("does not name the files" if names == ["all.0", "all.0"] else "cannot load")
+        assert said in str(raised.value), what
+        assert differences(before, made.state_dict()) == [], what
 
 
 # ---------------------------------------------------------------------------------------------------------- refusals

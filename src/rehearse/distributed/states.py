@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..batch import Tree, tree_map
-from ..errors import CheckpointError
+from ..errors import CheckpointError, RehearseError
 from ..memory.columns import OPTIONAL
 from ..memory.rows import TASK
 from .ranks import Ranks
 
 State = dict[str, Any]
+MALFORMED: Final = (LookupError, AttributeError, TypeError, ValueError, RuntimeError)
+"""What reading a state of another form raises."""
 
 
 def divided(states: list[State], new: State, ranks: Ranks | None) -> State:
@@ -29,11 +31,22 @@ def divided(states: list[State], new: State, ranks: Ranks | None) -> State:
         ranks: The ranks now; None is one process.
 
     Raises:
-        CheckpointError: If the samples are in files of their own.
+        CheckpointError: If the samples are in files of their own, or the states are not what such learners save.
     """
+    for state in states:
+        if state.get("learner") != new["learner"]:
+            raise CheckpointError(f"the state is of a {state.get('learner')}, this is a {new['learner']}")
+    try:
+        return _divided(states, new, *((0, 1) if ranks is None else (ranks.rank, ranks.count)))
+    except RehearseError:
+        raise
+    except MALFORMED as problem:
+        raise CheckpointError(f"the files of the ranks do not fit together: {problem!r:.200}") from problem
+
+
+def _divided(states: list[State], new: State, rank: int, count: int) -> State:
     if not all(state.get("memory") and not state["memory"].get("file") for state in [*states, new]):
         raise CheckpointError("only samples in RAM are divided among another number of ranks")
-    rank, count = (0, 1) if ranks is None else (ranks.rank, ranks.count)
     own = states[rank] if rank < len(states) else new
     task, kind, _, steps = states[0]["progress"]
     samples = sum(state["progress"][2] for state in states)
@@ -51,6 +64,8 @@ def divided(states: list[State], new: State, ranks: Ranks | None) -> State:
 def _memory(states: list[State], rank: int, count: int) -> State:
     """Return the state of a memory that holds this rank's part of the samples in all of these."""
     holders = {slot: state for state in states for slot in state["index"]["members"].tolist()}
+    if len(holders) < sum(len(state["index"]["members"]) for state in states):
+        raise CheckpointError("a slot of the memory is held twice in the files of the ranks")
     slots = sorted(holders)[rank::count]
     x, columns, facts = None, {}, {}
     if slots:
