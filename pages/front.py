@@ -28,6 +28,7 @@ NOT_RUN = "not run"
 SPLIT, CIFAR10 = "Split MNIST", "Split CIFAR-10"
 # For whom, what to build, and its name on the command line.
 CHOICES = (
+    ("You want the most accurate, and have time for more replayed samples", "`strong_replay(…)`", "er-plus"),
     ("You want a simple and cheap baseline", "`Replay(…, Uniform())`", "er"),
     ("Small model, few stored samples", "`Replay(…, MostInterfered())`", "er-mir"),
     (
@@ -35,7 +36,6 @@ CHOICES = (
         "`Replay(…, MostInterfered(), loss=DarkExperience())`",
         "der-mir",
     ),
-    ("Images, and time for more replayed samples", "`strong_replay(…)`", "er-plus"),
     ("No sample may be stored", "`GenerativeReplay(…)`", "gen-mir"),
 )
 TUNED = {"er": {"lr": 0.1}, "er-mir": {"lr": 0.1}}  # as in the target `methods`; the others' are in settings/*.toml
