@@ -58,7 +58,7 @@ SIX = (
     ("table1", "MNIST Split", "GEN-MIR", "GEN", "Split MNIST, a generator"),
     ("table2", "M=50", "ER-MIR", "ER", "Split CIFAR-10, 500 stored"),
     ("table2", "M=100", "ER-MIR", "ER", "Split CIFAR-10, 1,000 stored"),
-    ("strong-memory", "M=100", "er-plus", "er-mir", "Split CIFAR-10, 1,000 stored"),
+    ("strong-parts-mnist", "Split MNIST", "er-plus", "ER", "Split MNIST, 500 stored"),
 )
 USED = tuple(dict.fromkeys(target for target, *_ in SIX))
 ON_CIFAR10 = (
