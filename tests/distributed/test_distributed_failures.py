@@ -363,10 +363,11 @@ def altered(state: Any, *keys: str, value: Any = None) -> Any:
 def test_files_of_ranks_that_do_not_fit_together_are_refused_and_change_nothing(tmp_path):
     made = learner(0, distributed=False)
     made.observe(*batch(0, 0))
+    rehearse.save(learner(0, distributed=False), tmp_path / "empty")
     rehearse.save(made, tmp_path / "all.0")
     saved, before = read_state(tmp_path / "all.0"), made.state_dict()
     facts = {"best_loss": (0.0, torch.zeros(0))}
-    seconds = {
+    firsts = {
         "no progress": altered(saved, "state", "progress"),
         "a short progress": altered(saved, "state", "progress", value=(0,)),
         "no index": altered(saved, "state", "memory", "index"),
@@ -375,19 +376,19 @@ def test_files_of_ranks_that_do_not_fit_together_are_refused_and_change_nothing(
         "nothing of its own": altered(saved, "state", "own", value=[]),
         "short facts": altered(saved, "state", "memory", "facts", value=facts),
         "another learner": altered(saved, "state", "learner", value="GEM"),
-        "the same slots": saved,
     }
     manifests = {"no file": [], "an empty name": [""], "itself": ["all"], "a file twice": ["all.0", "all.0"]}
-    cases = [(what, ["all.0", "all.1"], second) for what, second in seconds.items()]
+    cases = [(what, ["all.1", "empty"], first) for what, first in firsts.items()]
     cases += [(what, names, saved) for what, names in manifests.items()]
-    for what, names, second in cases:
+    for what, names, first in [*cases, ("the same slots", ["all.1", "all.0"], saved)]:
         write_state(tmp_path / "all", {"content": "files of ranks", "files": names})
-        write_state(tmp_path / "all.1", second)
+        write_state(tmp_path / "all.1", first)
         with pytest.raises(CheckpointError) as raised:
             rehearse.load(tmp_path / "all", into=made)
-        said = {"another learner": "the state is of a GEM", "the same slots": "is held twice"}.get(what, "")
-        said = said or ("does not name the files" if names == ["all.0", "all.0"] else "cannot load")
-        assert said in str(raised.value), what
+        said = {"another learner": "the state is of a GEM", "the same slots": "is held twice"}
+        named = "is a file of rehearse, but no saved" if what == "itself" else "does not name the files"
+        unfit = "the files of the ranks do not fit together"
+        assert said.get(what, named if what in manifests else unfit) in str(raised.value), what
         assert differences(before, made.state_dict()) == [], what
 
 
