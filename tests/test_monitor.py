@@ -472,6 +472,23 @@ def test_sequences_of_any_length_are_held_out_and_ignored_targets_do_not_count()
     assert report["heldout_accuracy"] == 1.0 > report["accuracy"] > 0.5
 
 
+def test_samples_whose_targets_are_all_ignored_are_learned_and_neither_counted_nor_withheld():
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    learner = Finetune(model, torch.optim.SGD(model.parameters(), 0.1), loss=nn.CrossEntropyLoss(ignore_index=-1))
+    monitor = Monitor(learner, share=ALL, every=10)
+    x = torch.randn(8, 5)
+    wrong = (learner.predict(x) + 1) % 3
+    monitor.observe(x, torch.where(torch.arange(8) < 6, -1, wrong))
+    report = monitor.report()
+    assert (report["samples"], report["correct"], report["accuracy"], report["recent_accuracy"]) == (2, 0, 0.0, 0.0)
+    assert report["heldout_samples"] == 2
+    assert learner.samples_observed == 6
+    monitor.observe(x, torch.full((8,), -1))
+    assert monitor.report()["recent_accuracy"] == 0.0
+    assert (monitor.report()["samples"], monitor.report()["heldout_samples"], learner.samples_observed) == (2, 2, 14)
+
+
 @pytest.mark.parametrize("wrong", [{"share": 1.0}, {"share": -0.1}, {"every": 0}, {"capacity": 0}, {"by": "site"}])
 def test_arguments_are_checked(wrong):
     with pytest.raises(InvalidInput):

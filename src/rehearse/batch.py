@@ -163,6 +163,17 @@ def classes_are_last(logits: Tensor, y: Tensor) -> bool:
     return logits.ndim > 2 and logits.shape[:-1] == y.shape != logits.shape[:1] + logits.shape[2:]
 
 
+def no_labels(logits: Tensor, y: Tensor) -> str:
+    """Return why targets are no class labels for these logits, and what to do."""
+    ready = not y.is_floating_point() and y.dtype != torch.bool
+    shapes = f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}"
+    found = shapes if ready else f"class labels must be integers, these are {y.dtype}"
+    rows = y.ndim == logits.ndim == 2 and y.shape[1] > 1 and bool((y >= 0).all())
+    if rows and bool(((y.double().sum(1) - 1).abs() < 0.01).all()):
+        return f"{found}; these look like one-hot labels or probabilities: pass class indices, y.argmax(1)"
+    return found if ready else f"{found}; for values pass loss=nn.MSELoss()"
+
+
 def pick(values: Tensor, samples: Tensor) -> Tensor:
     """Return ``values[samples]``, several times as fast."""
     return values.index_select(0, samples if samples.device == values.device else samples.to(values.device))

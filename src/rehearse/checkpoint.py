@@ -55,7 +55,8 @@ def save(learner: Learner | Monitor, path: str | os.PathLike[str], *, frozen: bo
         learner: The learner, or a `Monitor` with its learner and its held-out samples.
         path: The file.
         frozen: Whether the file holds the model's parameters that do not require gradients. Otherwise it has their
-            digests, and loads into a learner whose model has the same ones already.
+            digests, and loads into a learner whose model has the same ones already. Copies of the model that a method
+            keeps (GDumb, iCaRL, CodeReplay, GenerativeReplay) stay whole.
 
     Raises:
         CheckpointError: If the file cannot be written.

@@ -32,7 +32,7 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
     """
     whose = "" if name == "model" else f" of the {name}"
     if not isinstance(model, nn.Module):
-        raise InvalidType(f"the {name} must be an nn.Module, this is {type(model).__name__}")
+        raise InvalidType(f"the {name} must be an nn.Module, this is {_what(model, '...')}")
     for part, module in model.named_modules():
         what = f"part {part!r} of the {name}" if part else f"the {name}"
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -43,7 +43,8 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidType(f"{what} is compiled to TorchScript, which cannot be copied; pass the plain module")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {type(optimizer).__name__}")
+        this = _what(optimizer, f"{name}.parameters(), ...")
+        raise InvalidType(f"the optimizer{whose} must be one of torch.optim, this is {this}")
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidInput("LBFGS evaluates the loss several times a step; a stream needs SGD, Adam or the like")
     own = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
@@ -57,6 +58,13 @@ def check_model(model: Any, optimizer: Any, clip: Any, prepare: Any, name: str) 
         raise InvalidInput(f"clip is {clip!r}; it must be a positive norm, or None")
     if prepare is not None and not callable(prepare):
         raise InvalidType(f"prepare is {prepare!r}; it must be a function of the inputs, or None")
+
+
+def _what(value: Any, arguments: str) -> str:
+    """Return what a value is; of a class, how to make an object of it."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: construct it, {value.__name__}({arguments})"
+    return type(value).__name__
 
 
 def check_second(network: Any, name: str, needs: Iterable[str]) -> None:

@@ -61,6 +61,8 @@ class Monitor(Described):
     comparisons, raises the alarm if one of them is below ``false_alarms / (k (k + 1) L)``, and the accuracy fell by
     ``drop`` at least. Over all looks that adds up to ``false_alarms``, however long the stream is. No task is needed.
 
+    A sample of which the loss ignores all targets is neither counted nor withheld.
+
     All methods hold the learner's lock. With ``share=0`` the learner learns what it would learn without a monitor.
     """
 
@@ -129,27 +131,29 @@ class Monitor(Described):
             start, last = time.perf_counter(), self.tally
             if last.samples - last.looked >= max(self.every, len(self.held)):
                 self.look()
-            correct = self._correct(batch)
+            correct, judged = self._correct(batch), self._judged(batch)
             with all_or_nothing(self.held) as commit:
-                kept = self._withhold(filled)
+                kept = self._withhold(filled, judged)
                 some, ids = batch.take(kept), None if id is None else batch.columns[ID][kept]
                 columns = {name: pick(as_tensor(values, name), kept) for name, values in columns.items()}
                 learning = time.perf_counter()
                 step = learn(some.x, some.y, some.task, ids, **columns) if len(kept) else None
                 seconds = time.perf_counter() - learning
-                samples, right = last.samples + len(batch), last.correct + int(correct.sum())
+                correct = correct[judged]
+                samples, right = last.samples + len(correct), last.correct + int(correct.sum())
                 tally = self.tally._replace(samples=samples, correct=right)
                 commit(assign(self, tally=tally, _recent=torch.cat([self._recent, correct])[-RECENT:]))
             self._times.append((seconds, time.perf_counter() - start - seconds))
             self._detect([] if self.detector is None else (~correct).int().tolist())
         return step
 
-    def _withhold(self, batch: Batch) -> Tensor:
+    def _withhold(self, batch: Batch, judged: Tensor) -> Tensor:
         """Hold samples out, and return the positions of the others.
 
-        A sample that the reservoir does not keep is not withheld.
+        A sample that the reservoir does not keep is not withheld, nor one that cannot be judged.
         """
         held = numpy_generator(self.seed, f"withhold {self.tally.samples}").random(len(batch)) < self.share
+        held &= judged.numpy()
         some = torch.from_numpy(np.flatnonzero(held))
         if len(batch) - len(some) < 2 and needs_two_samples(self.learner.model):
             held[:] = False
@@ -163,6 +167,13 @@ class Monitor(Described):
         predicted = decided(logits, kind_of(y, logits, self.learner.progress.kind))
         heads = (self.correct or self._equal)(predicted, y)
         return torch.cat([head.reshape(len(batch), -1) for head in tree_leaves(heads)], 1).all(1).cpu()
+
+    def _judged(self, batch: Batch) -> Tensor:
+        """Return which samples have a target that the loss does not ignore."""
+        ignored = getattr(self.learner.loss, "ignored", None)
+        if ignored is None:
+            return torch.ones(len(batch), dtype=torch.bool)
+        return torch.cat([(y != ignored).reshape(len(batch), -1) for y in tree_leaves(batch.y)], 1).any(1).cpu()
 
     def _equal(self, predicted: Tree, y: Tree) -> Tree:
         p, t, ignored = tree_named(predicted), tree_named(y), getattr(self.learner.loss, "ignored", None)

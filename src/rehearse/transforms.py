@@ -282,7 +282,15 @@ class Padding:
     def collated(self, *trees: Tree) -> Any:
         """Return inputs, or inputs and targets (``trees``), with every list of sequences as one padded tensor."""
         trees = tuple(dict(tree) if isinstance(tree, Mapping) else tree for tree in trees)
-        return tree_map(_together, trees, self._values(*trees))
+        values = self._values(*trees)
+        padded = tree_map(_together, trees, values)
+        pairs = zip(tree_leaves(trees), tree_leaves(values), strict=True)
+        lists = [map(len, leaf) for leaf, value in pairs if isinstance(leaf, list) and value is not None]
+        for sample, lengths in enumerate(zip(*lists)):
+            if len(set(lengths)) > 1:
+                found = f"the sequences of sample {sample} are {' and '.join(map(str, sorted(set(lengths))))} long"
+                raise InvalidInput(f"{found}; all that belong to one sample must have one length (see Padding)")
+        return padded
 
     def fill(self, batch: Batch) -> Batch:
         """Return a ``batch`` padded to the full length, with a column of the length that it had."""
@@ -317,7 +325,7 @@ class Padding:
             whole = values if isinstance(values, tuple | dict) else tree_map(lambda _, value=values: value, tree)
             if tree_named(whole).keys() != tree_named(tree).keys():
                 raise InvalidInput("Padding has another structure than the batch; give a value or None for each")
-            found.append(whole)
+            found.append(tree_map(lambda _, value: value, tree, whole))  # in the order of the batch
         return tuple(found)
 
 
@@ -331,7 +339,17 @@ def checked_padding(pad: Any) -> Padding:
 def _together(sequences: Any, value: float | None) -> Any:
     if not isinstance(sequences, list) or value is None:
         return sequences
-    try:
-        return pad_sequence([as_tensor(one, "a sequence") for one in sequences], True, value)
-    except (RuntimeError, IndexError) as problem:
-        raise InvalidInput(f"these sequences cannot be padded to one length: {problem}") from problem
+    parts = [as_tensor(one, "a sequence") for one in sequences]
+    types, shapes = dict.fromkeys(part.dtype for part in parts), dict.fromkeys((*part.shape[1:],) for part in parts)
+    if not all(part.ndim and len(part) for part in parts) or not parts:
+        trouble = "none of them may be empty, or a single number"
+    elif len(types) > 1:
+        trouble = f"they are {' and '.join(map(str, types))}; make them one type"
+    elif len(shapes) > 1:
+        trouble = f"their entries have shapes {' and '.join(map(str, shapes))}"
+    else:
+        try:
+            return pad_sequence(parts, True, value)
+        except RuntimeError as problem:  # a value that this type has not, several devices
+            trouble = str(problem)
+    raise InvalidInput(f"these sequences cannot be padded to one length: {trouble}")

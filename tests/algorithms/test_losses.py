@@ -128,12 +128,28 @@ def test_kinds_of_outputs(form: Any, kind: str | None) -> None:
         (torch.tensor([-1, 0]), InvalidInput, "label -1 is negative"),
         (torch.tensor([0.0, 1.0]), InvalidType, "integers"),
         (torch.tensor([True, False]), InvalidType, "integers"),
-        (torch.tensor([[0], [1]]), InvalidInput, r"shape \(2, 1\)"),
+        (torch.tensor([[0], [1]]), InvalidInput, r"shape \(2, 1\) do not fit outputs of shape \(2, 2\)$"),
+        (torch.tensor([[0, 1], [1, 1]]), InvalidInput, r"shape \(2, 2\) do not fit outputs of shape \(2, 2\)$"),
+        (torch.tensor([[0, 1], [1, 0]]), InvalidInput, r"shape \(2, 2\).*one-hot.*pass class indices, y\.argmax\(1\)$"),
+        (
+            torch.tensor([[False, True], [True, False]]),
+            InvalidType,
+            r"torch\.bool; .*pass class indices, y\.argmax\(1\)$",
+        ),
     ],
 )
 def test_invalid_labels(form: Any, y: Tensor, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         as_loss(form)(LOGITS, Batch(torch.zeros(2, 1), y), False)
+
+
+def test_of_probabilities_it_is_said_how_to_make_them_labels() -> None:
+    for y, advice in (
+        ([[0.3, 0.7], [1.0, 0.0]], r"look like .* probabilities: pass class indices, y\.argmax\(1\)$"),
+        ([[0.3, 0.9], [1.0, 0.0]], r"; for values pass loss=nn\.MSELoss\(\)$"),
+    ):
+        with pytest.raises(InvalidType, match=r"integers, these are torch\.float32.*" + advice):
+            as_loss(None)(LOGITS, Batch(torch.zeros(2, 1), torch.tensor(y)), False)
 
 
 def test_labels_of_any_integer_dtype() -> None:

@@ -234,6 +234,41 @@ def test_a_sentence_says_to_pad_where_lengths_differ():
         one.observe(*sentences(6))
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        ([[1, 2, 3], [4, 5, 6, 7, 8]], [[1, 2, 3, 4, 0], [1, 1, 1]], "sequences of sample 0 are 3 and 5 long"),
+        ([[1, 2], [4, 5, 6]], [[1, 2], [1, 1]], "sequences of sample 1 are 2 and 3 long"),
+        ([[1, 2, 3], [4.7, 5.2]], [[1, 2, 3], [1, 2]], "they are torch.int64 and torch.float64"),
+        ([torch.zeros(1, 2), torch.zeros(1, 1)], [[1], [1]], r"shapes \(2,\) and \(1,\)"),
+        ([[], [1]], [[], [1]], "none of them may be empty"),
+        ([5, 6], [5, 6], "none of them may be empty"),
+    ],
+)
+def test_sequences_that_do_not_fit_are_refused_and_not_altered(x: Any, y: Any, sentence: str):
+    one = tagging(loss=nn.CrossEntropyLoss(), pad=Padding(9, y=-100))
+    before = one.state_dict()
+    with pytest.raises(InvalidInput, match=sentence):
+        one.observe(x, y)
+    assert_same(one.state_dict(), before)
+
+
+def test_sequences_of_one_sample_have_one_length_in_all_parts_and_may_differ_between_samples():
+    x, y = {"tokens": [[1, 2, 3], [4]], "mask": [[1, 1, 1], [1]]}, [[1, 2, 0], [3]]
+    padded, targets = PADDING.collated(x, y)
+    assert padded["tokens"].tolist() == [[1, 2, 3], [4, 0, 0]]
+    assert targets.tolist() == [[1, 2, 0], [3, -100, -100]]
+    with pytest.raises(InvalidInput, match="sequences of sample 1 are 1 and 2 long"):
+        PADDING.collated({**x, "mask": [[1, 1, 1], [1, 1]]}, y)
+
+
+def test_the_parts_of_a_padding_are_found_by_name_in_any_order():
+    padding = Padding(5, x={"size": None, "tokens": 7})
+    filled = padding.fill(Batch({"tokens": torch.ones(2, 3), "size": torch.ones(2, 4)}, torch.zeros(2)))
+    assert filled.x["tokens"].tolist() == [[1, 1, 1, 7, 7]] * 2
+    assert filled.x["size"].shape == (2, 4)
+
+
 def test_inputs_that_are_no_sequences_stay():
     padding = Padding(5, x=(0, None))
     batch = padding.fill(Batch((torch.ones(2, 3, 4), torch.ones(2, 3)), torch.zeros(2)))

@@ -68,6 +68,18 @@ def test_things_of_another_kind_are_refused_by_name(kind: str, name: str, values
             BUILDERS[kind](**{name: value})
 
 
+def test_of_a_class_it_is_said_to_construct_it() -> None:
+    model, optimizer = parts()
+    with pytest.raises(
+        InvalidType, match=r"this is the class SGD: construct it, SGD\(model\.parameters\(\), \.\.\.\)$"
+    ):
+        Finetune(model, torch.optim.SGD)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match=r"this is the class Linear: construct it, Linear\(\.\.\.\)$"):
+        Finetune(nn.Linear, optimizer)  # type: ignore[arg-type]
+    with pytest.raises(InvalidType, match=r"one of torch\.optim, this is str$"):
+        Finetune(model, "sgd")  # type: ignore[arg-type]
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     learner = Replay(
         *parts(), ReservoirMemory(9), budget=np.int64(3), replay_weight=np.float32(0.5), clip=np.float64(1.0)

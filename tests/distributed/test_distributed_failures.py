@@ -407,6 +407,13 @@ def frozen_if(frozen: int) -> nn.Module:
     return model
 
 
+class Own(rehearse.Replay):
+    """Passes on whatever it is given."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+
+
 def refusals(rank: int) -> list[str]:
     class Sharded(nn.Linear):
         pass
@@ -446,6 +453,7 @@ def refusals(rank: int) -> list[str]:
         "remember": lambda: learner(0).remember([batch(0, 0)]),
         "remember after a step that was refused": remembering_after_a_refusal,
         "gem": lambda: rehearse.GEM(nn.Linear(6, 4), None, TaskRingMemory(10), distributed=True),
+        "own": lambda: Own(nn.Linear(6, 4), None, ReservoirMemory(10), distributed=True),
         "finetune": lambda: rehearse.Finetune(nn.Linear(6, 4), None, distributed=True),
     }
     said = {}
@@ -484,7 +492,8 @@ def test_what_is_not_distributed_is_refused_with_a_sentence():
             assert said[what].startswith("a memory that ranks share is filled by one process")
         assert said["gem"] == "GEM is not distributed over several processes; Replay can be"
         assert said["finetune"] == "Finetune is not distributed over several processes; Replay can be"
-        assert len(said) == 21
+        assert said["own"].startswith("the optimizer must be")  # a method of one's own may be distributed as Replay is
+        assert len(said) == 22
 
 
 def built_in_vain(rank: int) -> list[Any]:
@@ -551,7 +560,9 @@ def forgetting(rank: int) -> list[Any]:
     for step in range(6, 9):
         x, y = batch(rank, step)
         made.observe(x, y, id=[None] * len(y))
-    return [gone, weights(made), made.diagnose(*batch(rank, 0)) is not None, made.predictor().predict(x).shape]
+    found = made.diagnose(*batch(rank, 0))
+    held = sorted(made.memory.slots().tolist())
+    return [gone, weights(made), sorted(found.slots.tolist()), held, made.predictor().predict(x).shape == y.shape]
 
 
 def test_forgetting_is_asked_of_every_rank_and_finds_the_samples_on_one():
@@ -559,7 +570,10 @@ def test_forgetting_is_asked_of_every_rank_and_finds_the_samples_on_one():
     assert first[0] == 0
     assert 0 < second[0] <= 2
     assert torch.equal(first[1], second[1])
-    assert first[2]
+    for _, _, diagnosed, held, predicted in (first, second):
+        assert diagnosed == held != []
+        assert predicted
+    assert not set(first[2]) & set(second[2])
 
 
 def monitored(rank: int, folder: str) -> list[Any]:

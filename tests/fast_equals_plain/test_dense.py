@@ -396,3 +396,7 @@ def test_what_is_refused_is_refused_in_the_same_words() -> None:
             learner.observe(torch.randn(5, 21), torch.zeros(5, dtype=torch.long))
         with pytest.raises(NotFinite):
             learner.observe(torch.full((5, 20), 1e38), torch.zeros(5, dtype=torch.long))
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(20, 3))
+    learner = Replay(flat, torch.optim.SGD(flat.parameters(), lr=0.1), ReservoirMemory(10))
+    with pytest.raises(InvalidInput, match=r"inputs of shape \(8, 3, 9, 9\)"):
+        learner.observe(torch.randn(8, 3, 9, 9), torch.zeros(8, dtype=torch.long))

@@ -190,7 +190,10 @@ def test_candidates_are_for_who_scores_them_and_for_plain_replay_alone(
         (("run", "er", "--engine", "steam"), "there is no engine 'steam'; there are local and ray"),
         (("run", "er", "--address", "auto"), "--address auto needs --engine ray"),
         (("show", "abc"), "there is no run 'abc' in runs"),
-        (("reproduce", "tabel1"), "there is no target 'tabel1' (did you mean table1?); there are table1"),
+        (
+            ("reproduce", "tabel1"),
+            "there is no target 'tabel1' (did you mean table1?); `rehearse reproduce --help` lists",
+        ),
         (("reproduce", "table1", "--seeds", "0"), "seeds is 0"),
         (("reproduce", "table7", "--only", "gen"), "table7 has no method gen"),
         (("tune", "no-such", "--stream", "split-mnist-5k"), "there is no method 'no-such'"),

@@ -18,7 +18,7 @@ from rehearse.lab.paper.costs import Costs, rows, work
 from rehearse.lab.paper.outcome import Outcome, Results, cpu_seconds, outcome, to_run
 from rehearse.lab.paper.published import PUBLISHED
 from rehearse.lab.paper.target import Entry, Target
-from rehearse.lab.paper.targets import GROUPS, TARGETS, find_targets
+from rehearse.lab.paper.targets import GROUPS, TARGETS, families, find_targets
 from rehearse.lab.report.compare import settings_that_differ
 from rehearse.lab.report.reproduction import (
     counted,
@@ -122,9 +122,25 @@ def test_only_some_methods() -> None:
         TARGETS["table1"].only(["no-such"])
     assert [target.name for target in find_targets(["table7", "table7", "table1"])] == ["table7", "table1"]
     with pytest.raises(
-        InvalidInput, match=r"there is no target 'controls-hybird' \(did you mean controls-hybrid\?\); there are table1"
+        InvalidInput,
+        match=r"there is no target 'controls-hybird' \(did you mean controls-hybrid\?\); `rehearse reproduce --help`",
     ):
         find_targets(["controls-hybird"])
+
+
+def test_the_help_names_all_targets_by_few_families() -> None:
+    found = families()
+    assert {"table1 to table8", "figure2 to figure7", "controls-*", "strong-*", "all", "missing"} <= set(found)
+    assert len(found) < 20
+    meant = set()
+    for one in found:
+        if series := re.fullmatch(r"([a-z]+)(\d+) to \1(\d+)", one):
+            meant |= {f"{series[1]}{number}" for number in range(int(series[2]), int(series[3]) + 1)}
+        else:
+            meant |= {
+                name for name in (*TARGETS, *GROUPS) if name == one or (one[-1] == "*" and name.startswith(one[:-1]))
+            }
+    assert meant == {*TARGETS, *GROUPS}
 
 
 SPEC_ER, SPEC_MIR = (entry("table1", row, "MNIST Split") for row in ("ER", "ER-MIR"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -115,6 +116,16 @@ def test_samples_without_an_id_cannot_be_asked_for_by_one() -> None:
         memory.forget(ids=[None])
     assert memory.forget(ids=["anna"]) == 1
     assert memory.forget(predicate=lambda held: held.columns["id"] == NO_ID) == 1
+
+
+@pytest.mark.parametrize("single", ["customer 7", 7, np.int64(7), torch.tensor(7)])
+def test_a_single_id_is_a_list_of_one(single: Any) -> None:
+    memory = ReservoirMemory(9)
+    memory.add(torch.zeros(4, 1), torch.zeros(4).long(), id=["customer 7", 7, 7, "c"])
+    assert memory.forget(ids=single) == (1 if isinstance(single, str) else 2)
+    assert len(memory) == (3 if isinstance(single, str) else 2)
+    with pytest.raises(InvalidType, match="an id must be an integer or a string; this is True"):
+        memory.forget(ids=True)
 
 
 def test_remembered_samples_with_ids_and_observed_ones_without_live_together() -> None:

@@ -118,9 +118,9 @@ class Dense:
         return map(call, chain(weights, biases))
 
     def _inputs(self, batch: Batch) -> Tensor:
-        x: Tensor = self.plain.network.prepare(batch.x).flatten(1)
+        x: Tensor = (whole := self.plain.network.prepare(batch.x)).flatten(1)
         if x.shape[1] != self.layers[0].weight.shape[1] or x.dtype != self.layers[0].weight.dtype:
-            raise InvalidInput(f"the model cannot take this batch: inputs of shape {tuple(x.shape)} and {x.dtype}")
+            raise InvalidInput(f"the model cannot take this batch: inputs of shape {tuple(whole.shape)} and {x.dtype}")
         return x
 
     def _forward(self, batch: Batch) -> tuple[list[Tensor], Tensor]:

@@ -48,12 +48,13 @@ def _run(file: str) -> None:
     runpy.run_path(file, run_name=Path(file).stem)
 
 
-def find(known: Mapping[str, Known], kind: str, name: str) -> Known:
-    """Return what has that name, of the user's own too, or say which there are."""
+def find(known: Mapping[str, Known], kind: str, name: str, listed: str = "") -> Known:
+    """Return what has that name, of the user's own too, or say which there are, or where they are ``listed``."""
     if name not in known:
         load()
     if name not in known:
-        raise InvalidInput(f"there is no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+        where = listed or f"there are {', '.join(known)}"
+        raise InvalidInput(f"there is no {kind} {name!r}{did_you_mean(name, known)}; {where}")
     return known[name]
 
 

@@ -50,6 +50,9 @@ class Learner(Described, ABC):
     classes_only: ClassVar[bool] = False
     """Whether it learns one class per sample, all samples alike: without weights, columns, or several targets."""
 
+    distributable: ClassVar[bool] = False
+    """Whether several processes can train one model by this method."""
+
     exclude_current_task: bool = True
     """Whether stored samples of the incoming batch's task are not replayed."""
 
@@ -64,7 +67,7 @@ class Learner(Described, ABC):
 
     def __new__(cls, *arguments: Any, distributed: bool = False, **options: Any) -> Self:
         """Refuse ``distributed=True`` of a method for which a step of several processes is not that of one."""
-        if distributed and "distributed" not in inspect.signature(cls).parameters:
+        if distributed and not cls.distributable:
             raise InvalidInput(f"{cls.__name__} is not distributed over several processes; Replay can be")
         return super().__new__(cls)
 

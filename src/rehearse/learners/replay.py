@@ -46,6 +46,7 @@ class Replay(Learner):
     sample, start at infinity and go when the sample goes; the reservoir's sampling rule holds within a batch too.
     """
 
+    distributable = True
     memory: Memory
 
     def __init__(
@@ -200,8 +201,7 @@ class Replay(Learner):
             raise InvalidInput(f"the stored samples cannot be scored: {problem}") from problem
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], Batch | None):
             raise InvalidInput(f"a retrieval returns a Batch and its scores, or (None, None); this is {found!r:.80}")
-        most = self.budget * getattr(self.retrieval, "draws", 1)
-        if found[0] is not None and len(found[0]) > most:
+        if found[0] is not None and len(found[0]) > (most := self.budget * getattr(self.retrieval, "draws", 1)):
             raise InvalidInput(f"the retrieval returned {len(found[0])} samples; the budget is {most}")
         return Retrieved(*found)
 

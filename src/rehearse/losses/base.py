@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..batch import Batch, Kind, Tree, classes_are_last
+from ..batch import Batch, Kind, Tree, classes_are_last, no_labels
 from ..errors import InvalidInput, InvalidType
 
 
@@ -37,9 +37,9 @@ class Loss(Protocol):
 def class_targets(logits: Tensor, y: Tensor, ignored: int | None = None) -> Tensor:
     """Return the labels as cross-entropy wants them, or raise an error that says what is wrong with them."""
     if y.is_floating_point() or y.dtype == torch.bool:
-        raise InvalidType(f"class labels must be integers, these are {y.dtype}; for values pass loss=nn.MSELoss()")
+        raise InvalidType(no_labels(logits, y))
     if logits.ndim < 2 or y.shape != logits.shape[:1] + logits.shape[2:]:
-        raise InvalidInput(f"labels of shape {tuple(y.shape)} do not fit outputs of shape {tuple(logits.shape)}")
+        raise InvalidInput(no_labels(logits, y))
     labels, outputs = y.long(), logits.shape[1]
     known = labels if ignored is None else labels[labels != ignored]
     low, high = (int(bound) for bound in torch.aminmax(known)) if len(known) else (0, 0)

@@ -308,7 +308,7 @@ class Memory(Described, ABC):
         still hold it, and so may backups and the disk beneath the file system.
 
         Args:
-            ids: The ids that the samples were added with.
+            ids: The ids that the samples were added with: a list, or a single one.
             slots: Their slots.
             predicate: Gets samples as batches (of at most 10,000) and returns one boolean per sample.
         """

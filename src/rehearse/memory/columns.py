@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
+from numbers import Integral
 from typing import Any, Final
 
 import numpy as np
@@ -88,8 +89,8 @@ def one_id_per_sample(values: Any, samples: int) -> Tensor:
 
 
 def named_ids(values: Any) -> Tensor:
-    """Return ids to look for; samples that have none cannot be meant."""
-    ids = as_ids(values)
+    """Return ids to look for, given as a list or a single one; samples that have none cannot be meant."""
+    ids = as_ids([values] if isinstance(values, str | Integral) else values)
     if bool((ids == NO_ID).any()):
         raise InvalidInput("None names no sample; to remove samples that have no id, use a predicate or slots")
     return ids

@@ -21,7 +21,7 @@ from ..paper.costs import Costs
 from ..paper.missing import Stage, queue, queue_lines
 from ..paper.outcome import Outcome, Results, outcome, to_run
 from ..paper.target import Target
-from ..paper.targets import GROUPS, QUEUES, TARGETS, find_targets
+from ..paper.targets import QUEUES, families, find_targets
 from ..report import reproduction as tables
 from ..report.figures import write_figure
 from ..report.pictures import check_pictures, draw_figures
@@ -31,11 +31,12 @@ from . import shared
 from .console import output, print_tables, say, warn_damaged
 from .shared import of_execution, of_output
 
+NAMES = f"What to reproduce: {', '.join(families())}. `controls --dry-run` names the parts of that group."
 PICTURES = "pictures"  # where runs that draw are, within OUT
 
 
 def reproduce(
-    targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join([*TARGETS, *GROUPS])}.")],
+    targets: Annotated[list[str], typer.Argument(help=NAMES)],
     seeds: Annotated[int | None, typer.Option(help="Number of runs of each row.", show_default="as published")] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed; results of earlier ones are not shown.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,

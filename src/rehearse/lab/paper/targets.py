@@ -7,6 +7,7 @@ and those of er-plus are computed (`strong`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -130,10 +131,26 @@ QUEUES: Mapping[str, Sequence[Stage]] = {
 }
 
 
+LISTED: Final = "`rehearse reproduce --help` lists them"
+
+
+def families() -> list[str]:
+    """The names of all targets and groups in short: table1 to table8, controls-*."""
+    found: dict[str, list[str]] = {}
+    for name in (*TARGETS, *GROUPS):
+        series = re.fullmatch(r"([a-z]+)\d+", name)
+        group = next((part for part in ("controls-", "strong-") if name.startswith(part)), None)
+        found.setdefault(series[1] if series else group or name, []).append(name)
+    return [
+        f"{family}*" if family.endswith("-") else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        for family, names in found.items()
+    ]
+
+
 def find_targets(names: Sequence[str]) -> list[Target]:
     """The targets of these names, groups taken apart, each once."""
     found: dict[str, Target] = {}
     for name in names:
-        for part in find({**dict.fromkeys(TARGETS, (name,)), **GROUPS}, "target", name):
+        for part in find({**dict.fromkeys(TARGETS, (name,)), **GROUPS}, "target", name, LISTED):
             found[part] = TARGETS[part]
     return list(found.values())
