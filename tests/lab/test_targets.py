@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import re
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
@@ -130,17 +131,11 @@ def test_only_some_methods() -> None:
 
 def test_the_help_names_all_targets_by_few_families() -> None:
     found = families()
-    assert {"table1 to table8", "figure2 to figure7", "controls-*", "strong-*", "all", "missing"} <= set(found)
+    assert {"table*", "figure*", "controls*", "strong*", "all", "missing"} <= set(found)
     assert len(found) < 20
-    meant = set()
-    for one in found:
-        if series := re.fullmatch(r"([a-z]+)(\d+) to \1(\d+)", one):
-            meant |= {f"{series[1]}{number}" for number in range(int(series[2]), int(series[3]) + 1)}
-        else:
-            meant |= {
-                name for name in (*TARGETS, *GROUPS) if name == one or (one[-1] == "*" and name.startswith(one[:-1]))
-            }
-    assert meant == {*TARGETS, *GROUPS}
+    names = [*TARGETS, *GROUPS]
+    assert all(any(fnmatch(name, one) for one in found) for name in names)
+    assert all(any(fnmatch(name, one) for name in names) for one in found)
 
 
 SPEC_ER, SPEC_MIR = (entry("table1", row, "MNIST Split") for row in ("ER", "ER-MIR"))

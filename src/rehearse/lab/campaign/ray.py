@@ -25,11 +25,7 @@ from .work import outcome
 
 ALLOW_CLUSTER = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 AUTH_MODE = "RAY_AUTH_MODE"
-IF_REFUSED = (
-    f"If the cluster asks for a token: export {AUTH_MODE}=token; on another machine copy the head's ~/.ray/auth_token "
-    "there first"
-)
-IF_WITHOUT = f"If the cluster runs without a token: export {AUTH_MODE}=disabled"
+IF_REFUSED = f"If the cluster asks for a token: copy the head's ~/.ray/auth_token here, and export {AUTH_MODE}=token"
 PROGRESS_SECONDS = 0.5
 RETRIES = 5  # of a run whose worker or node died; a run that fails by itself is not tried again
 WAITING = 2  # tasks in Ray's hands for each core: enough to be busy, and for an autoscaler to see that more is needed
@@ -157,8 +153,8 @@ class _Cluster:
         try:
             said = self.ray.get(self.board.take.remote())
         except self.ray.exceptions.RayActorError as problem:
-            first = str(problem).strip().splitlines()[0]
-            raise InvalidInput(f"the Ray cluster starts no actor: {first} {IF_WITHOUT}") from problem
+            first = f"the Ray cluster starts no actor: {str(problem).strip().splitlines()[0]}"
+            raise InvalidInput(f"{first} If it runs without a token: export {AUTH_MODE}=disabled") from problem
         for key, progress in said:
             if key in specs:
                 if key not in self.started:

@@ -31,12 +31,11 @@ from . import shared
 from .console import output, print_tables, say, warn_damaged
 from .shared import of_execution, of_output
 
-NAMES = f"What to reproduce: {', '.join(families())}. `controls --dry-run` names the parts of that group."
 PICTURES = "pictures"  # where runs that draw are, within OUT
 
 
 def reproduce(
-    targets: Annotated[list[str], typer.Argument(help=NAMES)],
+    targets: Annotated[list[str], typer.Argument(help=f"What to reproduce: {', '.join(families())}.")],
     seeds: Annotated[int | None, typer.Option(help="Number of runs of each row.", show_default="as published")] = None,
     first_seed: Annotated[int, typer.Option(help="The first seed; results of earlier ones are not shown.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="Only the rows of this method; may be repeated.")] = None,
@@ -48,9 +47,7 @@ def reproduce(
     ] = None,
     from_results: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="Train nothing: show the results in this directory, write the tables to OUT/tables; may be repeated."
-        ),
+        typer.Option(help="Train nothing: tables of the results in this directory; may be repeated."),
     ] = None,
     write: Annotated[
         Path | None, of_output(help="Write all tables into this Markdown file, figures into a folder beside it.")

@@ -131,26 +131,17 @@ QUEUES: Mapping[str, Sequence[Stage]] = {
 }
 
 
-LISTED: Final = "`rehearse reproduce --help` lists them"
-
-
 def families() -> list[str]:
-    """The names of all targets and groups in short: table1 to table8, controls-*."""
-    found: dict[str, list[str]] = {}
-    for name in (*TARGETS, *GROUPS):
-        series = re.fullmatch(r"([a-z]+)\d+", name)
-        group = next((part for part in ("controls-", "strong-") if name.startswith(part)), None)
-        found.setdefault(series[1] if series else group or name, []).append(name)
-    return [
-        f"{family}*" if family.endswith("-") else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        for family, names in found.items()
-    ]
+    """The names of all targets and groups in short: table*, controls*."""
+    series = re.compile("^(table|figure|controls|strong).+")
+    return list(dict.fromkeys(series.sub(r"\1*", name) for name in (*TARGETS, *GROUPS)))
 
 
 def find_targets(names: Sequence[str]) -> list[Target]:
     """The targets of these names, groups taken apart, each once."""
     found: dict[str, Target] = {}
     for name in names:
-        for part in find({**dict.fromkeys(TARGETS, (name,)), **GROUPS}, "target", name, LISTED):
+        known, listed = {**dict.fromkeys(TARGETS, (name,)), **GROUPS}, "`rehearse reproduce --help` lists them"
+        for part in find(known, "target", name, listed):
             found[part] = TARGETS[part]
     return list(found.values())
