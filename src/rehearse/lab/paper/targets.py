@@ -133,8 +133,7 @@ QUEUES: Mapping[str, Sequence[Stage]] = {
 
 def families() -> list[str]:
     """The names of all targets and groups in short: table*, controls*."""
-    series = re.compile("^(table|figure|controls|strong).+")
-    return list(dict.fromkeys(series.sub(r"\1*", name) for name in (*TARGETS, *GROUPS)))
+    return list(dict.fromkeys(re.sub("^(table|figure|controls|strong).+", r"\1*", one) for one in [*TARGETS, *GROUPS]))
 
 
 def find_targets(names: Sequence[str]) -> list[Target]:
