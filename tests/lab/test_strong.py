@@ -110,7 +110,10 @@ def test_the_queue_is_everything_once_and_what_decides_comes_first() -> None:
     assert len(keys) == len(set(keys))
     assert set(keys) == {spec.key for target in targets for spec in target.specs()}
     assert [purpose for purpose, _ in groupby(planned, itemgetter(0))] == [stage.purpose for stage in STAGES]
-    first = [spec for purpose, spec in planned if purpose == STAGES[0].purpose]
+    learner = [spec for purpose, spec in planned if purpose == STAGES[0].purpose]
+    assert {spec.method for spec in learner} == {"er-plus"}
+    assert [spec.seed for spec in learner] == list(range(15))
+    first = [spec for purpose, spec in planned if purpose == STAGES[2].purpose]
     deciding = {entry.spec(seed).key for entry in RETRIEVAL.entries if entry.column == DECIDING for seed in range(5)}
     assert {spec.key for spec in first} == deciding
     assert [spec.seed for spec in first] == sorted(spec.seed for spec in first)
