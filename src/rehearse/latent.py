@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .checks import check, check_above_zero, count, is_whole
-from .errors import InvalidInput
+from .errors import CheckpointError, InvalidInput
 from .losses import at_least_float32
 from .network import Network
 from .undo import Restore
@@ -190,4 +190,6 @@ class LatentSearch:
         """Load what `state_dict` returned."""
         form = dict.fromkeys(COUNTS, count) | {"sums": lambda sums: all(type(one) is float for one in sums)}
         check(state, form, "the counts of a search")
+        if bool(state["measured"]) != bool(state["sums"]):
+            raise CheckpointError(f"{state['measured']} searches were measured, with {len(state['sums'])} sums")
         vars(self).update(state)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rehearse.errors import InvalidInput
+from rehearse.errors import CheckpointError, InvalidInput
 from rehearse.latent import Elbo, LatentSearch, gaussian_kl
 
 
@@ -74,3 +74,12 @@ def test_beta_weighs_the_kl_part_alone():
     elbo = Elbo(torch.tensor([3.0]), torch.tensor([2.0]))
     assert elbo.total().item() == 5
     assert elbo.total(0.5).item() == 4
+
+
+def test_sums_without_a_measured_search_are_refused():
+    search = LatentSearch()
+    good = search.state_dict()
+    for wrong in ({"sums": [1.0]}, {"measured": 2}):
+        with pytest.raises(CheckpointError, match="searches were measured"):
+            search.load_state_dict({**good, **wrong})
+    assert search.state_dict() == good

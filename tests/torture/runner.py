@@ -82,12 +82,13 @@ SUITES = {  # those that take longest first
 
 
 class Outcome(NamedTuple):
-    """What a suite found, and what it took."""
+    """What a suite found, what it took, and at which commit."""
 
     name: str
     result: Result
     seconds: float
     cpu: float
+    commit: str = ""
 
 
 def available() -> list[str]:
@@ -108,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     if asked.write and (asked.share < 1 or asked.only != available()):
         parser.error("the page is of all suites, in full: leave --share and --only out")
-    kept = Kept(asked.keep, [environment(), asked.share, asked.seed])
+    machine = {name: value for name, value in environment().items() if name != "commit"}
+    kept = Kept(asked.keep, [machine, asked.share, asked.seed])
     tries = {name: max(round(SUITES[name].tries * asked.share), 1) for name in asked.only}
     for found in run([(name, tries[name]) for name in asked.only if name not in kept.outcomes], asked.seed):
         kept.add(found)
@@ -120,7 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Kept:
-    """Outcomes of one version on one machine, in a file: one run of all suites may be many commands."""
+    """Outcomes of one machine, in a file: one run of all suites may be many commands.
+
+    To run a suite again, after what it found was mended say, remove its outcome from the file.
+    """
 
     def __init__(self, path: Path | None, of: Any) -> None:
         self.path, self.of = path, json.loads(json.dumps(of))
@@ -155,7 +160,7 @@ def outcome(name: str, tries: int, seed: int) -> Outcome:
         result = Result(0, [traceback.format_exc()])
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     cpu = sum(one.ru_utime + one.ru_stime for one in used)
-    return Outcome(name, Result(*result), time.perf_counter() - started, cpu)
+    return Outcome(name, Result(*result), time.perf_counter() - started, cpu, environment()["commit"])
 
 
 def line(found: Outcome) -> str:
@@ -171,7 +176,7 @@ def page(outcomes: list[Outcome]) -> str:
     """Return the page: the template with a table of what was tried, and with what."""
     rows = [
         f"| {SUITES[found.name].title} | {found.result.tries:,} | {len(found.result.failures):,} "
-        f"| {SUITES[found.name].promise} | {found.cpu:,.0f} |"
+        f"| {SUITES[found.name].promise} | {found.cpu:,.0f} | {found.commit} |"
         for found in outcomes
     ]
     facts = {name: value for name, value in environment().items() if isinstance(value, str)}
