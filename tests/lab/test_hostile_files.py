@@ -83,6 +83,7 @@ RESULTS = {
     "half of a character": changed(environment={"processor": "\ud800"}),
     "a list where a table was": changed(environment=[]),
     "a table within the environment": changed(environment={"processor": {"a": 1}}),
+    "a spec without a seed": changed(spec={name: v for name, v in SPEC.to_dict().items() if name != "seed"}),
     "words as what was measured": changed(extra=[{"kl": "low"}]),
     "accuracies that only average to a fraction": changed(
         metrics={"accuracy": 0.5, "forgetting": None}, matrices={"test": [[1e50, None], [1e50, 1 - 1e50]]}
@@ -304,6 +305,18 @@ def test_a_number_of_a_spec_fits_in_float32(values: dict[str, Any], what: str) -
 def test_a_number_of_an_option_fits_in_float32() -> None:
     with pytest.raises(InvalidInput, match=r"^step_size is 1e\+60; it must be a number, at most"):
         resolve("gen-mir", "split-mnist-5k", {"options": {"step_size": 1e60}})
+
+
+@pytest.mark.parametrize(("method", "option"), [("gen", "latent"), ("gen-mir", "hidden"), ("scr", "projection")])
+def test_a_size_in_an_option_is_small_enough_to_count(method: str, option: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{option} is 3e\+38; it must be a number, at most 1e\+07"):
+        resolve(method, "split-mnist-5k", {"options": {option: 3e38}})
+
+
+def test_an_option_that_names_something_is_a_name() -> None:
+    spec = resolve("er-plus", "split-mnist-5k", {"options": {"augment": []}})
+    with pytest.raises(InvalidInput, match=r"^augment is \[\]; it must be one of"):
+        spec_learner(spec, small_stream())
 
 
 def small_stream() -> Any:

@@ -171,7 +171,7 @@ def contrastive(spec: Spec, problem: Problem) -> Learner:
 
 def chosen(known: Mapping[str, Any], name: str, value: Any) -> Any:
     """Return what an option names."""
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise InvalidInput(f"{name} is {value!r}; it must be one of {', '.join(known)}")
     return known[value]
 

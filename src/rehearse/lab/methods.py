@@ -30,7 +30,7 @@ from .builders import Problem as Problem
 from .extensions import did_you_mean, find
 from .generative_builder import GENERATOR_OPTIONS, SEARCH_OPTIONS, generative
 from .hybrid_builder import CODE_OPTIONS, CODE_SEARCH_OPTIONS, WITHOUT_PART, coded
-from .spec import LARGEST, Plain, Spec, merge, stream_settings
+from .spec import LARGEST, MOST_OTHERWISE, Plain, Spec, merge, stream_settings
 from .streams import STREAMS
 
 COMMON = frozenset({"capacity", "updates", "budget", "candidates", "criterion", "batchnorm", "exclude_current_task"})
@@ -290,8 +290,9 @@ def _checked_option(name: str, value: Any, default: Plain) -> Any:
         if not isinstance(value, bool):
             raise InvalidInput(f"{name} is {value!r}; it must be true or false")
     elif isinstance(default, int | float) or isinstance(value, float):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-            raise InvalidInput(f"{name} is {value!r}; it must be a number, at most {LARGEST:g}")
+        most = MOST_OTHERWISE if isinstance(default, int) else LARGEST
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:
+            raise InvalidInput(f"{name} is {value!r}; it must be a number, at most {most:g}")
         if name.endswith("_lr") and value <= 0:
             raise InvalidInput(f"{name} is {value!r}; a learning rate is a positive number")
         if isinstance(default, float):

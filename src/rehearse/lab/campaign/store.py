@@ -154,8 +154,10 @@ def _check_numbers(result: Mapping[str, Any], spec: Spec) -> None:
     measured = [value for table in result.get("extra", []) for value in table.values()]
     nested = any(isinstance(value, dict | list) for place in places for value in place.values())
     numbers = all(value is None or is_number(value) for value in measured)
-    if nested or not numbers or not isinstance(result.get("report", {}), dict):
-        raise DataError("its environment, its report or what it measured of itself is of another kind")
+    if nested or not numbers or not isinstance(result.get("report", {}), dict) or "seed" not in result["spec"]:
+        raise DataError(
+            "its seed, its environment, its report or what it measured of itself is missing or another kind"
+        )
 
 
 def _check_judged(judged: Mapping[str, Any], within: Sequence[Mapping[str, Any]] = ()) -> None:
