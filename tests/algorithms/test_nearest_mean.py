@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rehearse import Replay, ReservoirMemory, Uniform
-from rehearse.errors import InvalidInput, RehearseError
+from rehearse import Finetune, Replay, ReservoirMemory, Uniform
+from rehearse.errors import InvalidInput, InvalidType, RehearseError
 from rehearse.learners import nearest_mean
 from sameness import assert_same, frozen
 
@@ -191,3 +191,20 @@ def test_a_predictor_needs_a_model_that_ends_in_its_head() -> None:
     assert ours.logits(torch.randn(2, 5)).shape == (2, 4)
     with pytest.raises(InvalidInput, match="output is that of 'head'"):
         ours.predictor()
+
+
+def test_features_of_another_size_are_refused() -> None:
+    """A model of linear layers takes inputs with a further dimension, and makes more features of them."""
+    means = torch.eye(2, 4)
+    assert nearest_mean.minus_distances(torch.ones(3, 4), torch.arange(2), means, 2).shape == (3, 2)
+    with pytest.raises(InvalidInput, match="features of size 12, the stored samples of size 4"):
+        nearest_mean.minus_distances(torch.ones(3, 12), torch.arange(2), means, 2)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(0), None, "yes", 1])
+def test_distributed_is_true_or_false(wrong: object) -> None:
+    model = nn.Linear(4, 2)
+    for kind in (Finetune, Replay):
+        parts = (model, torch.optim.SGD(model.parameters(), 0.1), *([ReservoirMemory(5)] if kind is Replay else []))
+        with pytest.raises(InvalidType, match=r"distributed is .*; it must be True or False"):
+            kind(*parts, distributed=wrong)

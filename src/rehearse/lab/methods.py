@@ -295,18 +295,15 @@ def _checked_option(name: str, value: Any, default: Plain) -> Any:
             raise InvalidInput(f"{name} is {value!r}; it must be a number, at most {most:g}")
         if name.endswith("_lr") and value <= 0:
             raise InvalidInput(f"{name} is {value!r}; a learning rate is a positive number")
-        if isinstance(default, float):
-            return float(value)
-        if isinstance(default, int) and value == int(value):
-            return int(value)
+        kind = type(default) if isinstance(default, int | float) else type(value)
+        return kind(value) if kind(value) == value else value
     return value
 
 
 def _with_capacity(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer in which memory overrides capacity, or capacity memory."""
-    layer = dict(layer)
-    layer.pop("method", None), layer.pop("stream", None)
-    layer.pop("method_version", None), layer.pop("stream_version", None)
+    identity = ("method", "stream", "method_version", "stream_version")
+    layer = {name: value for name, value in layer.items() if name not in identity}
     if layer.get("memory") is not None and layer.get("capacity") is not None:
         raise InvalidInput("give memory (samples per class) or capacity (samples in all), not both")
     if layer.get("memory") is not None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..batch import Batch, Progress, Step, Tree, given, kind_of, one_tensor, tree_map, tree_parts, unchanged
 from ..batchnorm import BatchNormPolicy, Clean, Recalibrated
-from ..checks import check, check_model, check_positive
+from ..checks import check, check_model, check_positive, check_switches
 from ..described import Described, short
 from ..diagnose import Diagnosing, Diagnosis, diagnosed, diagnosed_slots
 from ..distributed import Ranks
@@ -67,6 +67,7 @@ class Learner(Described, ABC):
 
     def __new__(cls, *arguments: Any, distributed: bool = False, **options: Any) -> Self:
         """Refuse ``distributed=True`` of a method for which a step of several processes is not that of one."""
+        check_switches(distributed=distributed)
         if distributed and not cls.distributable:
             raise InvalidInput(f"{cls.__name__} is not distributed over several processes; Replay can be")
         return super().__new__(cls)

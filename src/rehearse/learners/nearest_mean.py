@@ -132,6 +132,9 @@ def minus_distances(features: Tensor, labels: Tensor, means: Tensor, outputs: in
     """Return minus the distance to the mean of each class; −∞ for classes without one, 0 if there is none at all."""
     logits = features.new_full((len(features), outputs), -torch.inf if len(labels) else 0.0)
     if len(labels):
+        if features.shape[1] != means.shape[1]:
+            what = f"features of size {features.shape[1]}, the stored samples of size {means.shape[1]}"
+            raise InvalidInput(f"these inputs have {what}; pass inputs of the shape that was learned")
         logits[:, labels] = -torch.cdist(features, means, compute_mode="donot_use_mm_for_euclid_dist")
     return logits
 
